@@ -186,10 +186,11 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
 }
 
 // Rows of n elements, a vector or more. The elements behind a row's whole vectors are taken with some of those before
-// them, in a vector that ends with the row. `load_numbers(r, a, b)` loads those of row r, of logsumexp.
-template <GradOp Op, class Y, class D, class LoadNumbers>
+// them, in a vector that ends with the row. `load_numbers(r, count, a, b)` loads those of the rows from r on, of
+// logsumexp.
+template <GradOp Op, bool kStreaming, class Y, class D, class LoadNumbers>
 __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
-                                            int64_t n, float slope, bool streaming, LoadNumbers load_numbers) {
+                                            int64_t n, float slope, LoadNumbers load_numbers) {
   constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>;
   const int64_t y_stride = strides[kSaved], g_stride = strides[kGrad], dx_stride = strides[kDx];
   const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, pairs = n & -kPair, end = n - kWidth;
@@ -219,7 +220,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   const auto store = [&](int64_t r, const GradEpilogue<Op, D>& epilogue) __attribute__((always_inline)) {
     const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
     D* const to = dx + r * dx_stride;
-    if (streaming) return grad_store<Op, Y, D>({y_r, g_r, -1, n}, to, epilogue, true);
+    if constexpr (kStreaming) return grad_store<Op, Y, D>({y_r, g_r, -1, n}, to, epilogue, true);
     Vec tail[1] = {};  // comes first: in place, the stores below overwrite what it reads
     if (whole < n) epilogue.compute(y_r + end, g_r + end, tail);
     for (int64_t i = 0; i < steps; i += kUnroll) {
@@ -243,7 +244,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     alignas(64) float a[kWidth] = {}, b[kWidth] = {};
     for (int64_t first = 0; first < rows; first += kWidth) {
       const int64_t count = rows - first < kWidth ? rows - first : kWidth;
-      for (int64_t r = 0; r < count; ++r) load_numbers(first + r, a + r, b + r);
+      load_numbers(first, count, a, b);
       const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of(load_vector(a), load_vector(b), broadcast(slope)));
       for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
     }

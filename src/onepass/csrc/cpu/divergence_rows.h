@@ -233,7 +233,7 @@ struct DivergenceRows {
     const T* const from = static_cast<const T*>(t == P::kOfX ? p.x : p.y);
     A* const to = copy_of(t);
     const auto load = [&](int64_t at, int64_t count, A* vectors, int64_t ahead) {
-      load_run(Input<Identity, T, A>{from + at, {}}, count, vectors, ahead);
+      load_run(Input<T, A>{from + at}, count, vectors, ahead);
     };
     if (!run.in_columns && p.steps[t] == 1) {
       load(offsets[0] + run.first, run.size(), to, kAhead);

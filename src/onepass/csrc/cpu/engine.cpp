@@ -12,29 +12,34 @@ namespace {
 
 // Which functions are there for a pair of types? (Callers have checked it.)
 template <Function F, class X, class Y>
-constexpr bool kIsServed = F == Function::softmin     ? std::is_same_v<X, Y>
-                           : F == Function::logsumexp ? sizeof(X) <= sizeof(Y)
-                           : F == Function::state     ? std::is_same_v<Y, Acc<X>>
-                                                      : true;
+constexpr bool kIsServed = F == Function::logsumexp ? sizeof(X) <= sizeof(Y)
+                           : F == Function::state   ? std::is_same_v<Y, Acc<X>>
+                                                    : true;
 
-// A call with its types and policies.
-template <class Epilogue, class Score, class X, class Y>
+// A call with its types and policies. The rows of softmin are those of softmax, and read in a copy with the other sign.
+template <class Epilogue, class X, class Y>
 struct Forward {
-  using In = Input<Score, X, Y>;
+  using In = Input<X, Y>;
   static constexpr bool kSimd = std::is_same_v<Acc<Y>, float>;
   const Problem& call;
   const CpuPlan& plan;
-  const Score score;
   const Layout& layout = call.layout;
   // The sums of a state lie one plane behind its maxima.
   const int64_t sum_offset = call.function == Function::state ? layout.rows : 0;
 
-  In x(const int64_t* offset) const { return {call.data<const X>(kX) + offset[kX], score}; }
+  In x(const int64_t* offset) const { return {call.data<const X>(kX) + offset[kX]}; }
+  // `count` elements of a row, as they are scored.
+  In scored(const In& x, int64_t count) const {
+    if (!Epilogue::kFromExp || !negates(call)) return x;
+    X* const copy = reinterpret_cast<X*>(scratch() + kMaxWholeRow);
+    copy_negated(x.x, copy, count);
+    return {copy};
+  }
   Y* y(const int64_t* offset) const { return call.data<Y>(kY) + offset[kY]; }
 
   void rows(int64_t begin, int64_t end) const {
     for_each_row(layout, begin, end, [&](const int64_t* at, int64_t n) {
-      if constexpr (kSimd) row_simd<Epilogue>(x(at), y(at), n, sum_offset, plan.streaming);
+      if constexpr (kSimd) row_simd<Epilogue>(scored(x(at), n), y(at), n, sum_offset, plan.streaming);
     });
   }
 
@@ -43,7 +48,8 @@ struct Forward {
     for (int64_t g = begin; g < end; ++g) {
       const int64_t first = g * kRowsPerItem, rest = layout.rows - first;
       small_rows<Epilogue>(x(origin), y(origin), layout.n, layout.row_stride(kX), layout.row_stride(kY), first,
-                           rest < kRowsPerItem ? rest : kRowsPerItem, layout.rows, sum_offset, plan.streaming);
+                           rest < kRowsPerItem ? rest : kRowsPerItem, layout.rows, sum_offset, negates(call),
+                           plan.streaming);
     }
   }
 
@@ -51,8 +57,9 @@ struct Forward {
     using A = Acc<Y>;
     const int64_t origin[kMaxTensors] = {};
     const TileWalk<A> walk{layout, plan.tile};
-    const In from = x(origin);
+    const Input<X, std::conditional_t<kIsLossless<X, Y>, A, Y>> from = {x(origin).x};
     Y* const to = y(origin);
+    const bool negative = Epilogue::kFromExp && negates(call);
     ForwardTile<Epilogue, Y> tile;
     tile.parts = plan.tile.parts, tile.columns = plan.tile.columns;
     A* const t = tile.t = reinterpret_cast<A*>(scratch());
@@ -63,7 +70,9 @@ struct Forward {
       const auto load = [&](int64_t first) {
         const int64_t count = steps - first < depth ? steps - first : depth;
         tile.shape = walk.shape(item, count);
-        walk.load(from, kX, item, first, count, -kInf<A>, t, t + tile.shape.vectors() * kLanes<A>);
+        const int64_t room = tile.shape.vectors() * kLanes<A>;
+        walk.load(from, kX, item, first, count, negative ? kInf<A> : -kInf<A>, t, t + room);
+        if (negative) copy_negated(t, t, room);
         return count;
       };
       const bool fits = depth >= steps;
@@ -116,12 +125,12 @@ struct Forward {
       if (phase == CpuPhase::states) {
         float* exps = nullptr;
         if constexpr (kStoresChunkExps<Epilogue, Y>) exps = stored ? y(at.offset) + first : nullptr;
-        const State<float> state = chunk_state<Y>(from, count, exps);
+        const State<float> state = chunk_state<Y>(scored(from, count), count, exps);
         states[i] = {state.m, state.l.sum, state.l.error};
       } else if constexpr (!Epilogue::kOnePerRow) {
         const ChunkState& row = rows[i / plan.chunks];
-        finish_chunk<Epilogue>(from, y(at.offset) + first, count, State<float>{row.m, {row.l, row.error}}, stored,
-                               states[i].m, plan.streaming);
+        finish_chunk<Epilogue>(stored ? from : scored(from, count), y(at.offset) + first, count,
+                               State<float>{row.m, {row.l, row.error}}, stored, states[i].m, plan.streaming);
       }
     }
   }
@@ -163,11 +172,7 @@ void run(const Problem& call, const CpuPlan& plan, CpuPhase phase, ChunkState* s
     using X = TypeOf<decltype(x)>;
     using Y = TypeOf<decltype(y)>;
     constexpr Function F = decltype(function)::value;
-    if constexpr (kIsServed<F, X, Y>) {
-      with_score<F>(call, [&](auto score) {
-        Forward<EpilogueOf<F>, decltype(score), X, Y>{call, plan, score}.run(phase, states, begin, end);
-      });
-    }
+    if constexpr (kIsServed<F, X, Y>) Forward<EpilogueOf<F>, X, Y>{call, plan}.run(phase, states, begin, end);
   });
 }
 

@@ -15,6 +15,71 @@ namespace onepass::ONEPASS_ISA {
 
 constexpr int64_t kSumSteps = 8;  // that are added in plain floats
 
+// The operands, of elements of type E: `width` adjacent rows, `y_step` and `g_step` from one step to the next.
+template <class E>
+struct Operands {
+  const E *y, *g;
+  int64_t y_step, g_step, width, y_ahead, g_ahead;  // elements to what is fetched meanwhile; 0 for none
+};
+
+// The lanes of a vector of which `count` are there.
+template <bool kAll, class E>
+ONEPASS_INLINE V<Acc<E>> load_lanes(const E* from, int64_t count) {
+  if constexpr (std::is_same_v<E, double>) {
+    if constexpr (kAll) return load_as<double>(from);
+    V<double> v{};
+    for (int i = 0; i < count; ++i) v[i] = from[i];
+    return v;
+  } else if constexpr (kAll) {
+    return load_vector(from);
+  } else {
+    return load_tail(from, count, 0);
+  }
+}
+// Adds `depth` steps of the operands to the sums of `across` vectors. `grads`: (softmax) a gradient per row; or null.
+template <GradOp Op, class E, class A = Acc<E>>
+__attribute__((noinline)) void add_steps(const Operands<E> of, int64_t depth, int64_t across, bool fetches, V<A>* sums,
+                                         V<A>* errors, const V<A>* grads) {
+  using Vector = V<A>;
+  constexpr int L = kLanes<A>;
+  const auto add = [&](int64_t i, int64_t w, auto steps, auto all) __attribute__((always_inline)) {
+    constexpr int K = steps.value;
+    const int64_t count = of.width - w * L;
+    const E *y = of.y + i * of.y_step + w * L, *g = of.g + i * of.g_step + w * L;
+    Vector sum = sums[w], of_errors = errors[w];
+    Vector terms[K];
+#pragma GCC unroll 8
+    for (int k = 0; k < K; ++k, y += of.y_step, g += of.g_step) {
+      if (of.g_ahead && fetches) {
+        if (Op == GradOp::softmax) __builtin_prefetch(y + of.y_ahead);
+        __builtin_prefetch(g + of.g_ahead);
+      }
+      const Vector of_g =
+          Op == GradOp::softmax && __builtin_expect(grads != nullptr, 0) ? grads[w] : load_lanes<all.value>(g, count);
+      terms[k] = Op == GradOp::softmax ? load_lanes<all.value>(y, count) * of_g : of_g;
+      if (std::is_same_v<A, double>) add_compensated(sum, of_errors, terms[k]);
+    }
+    if constexpr (!std::is_same_v<A, double>) {
+#pragma GCC unroll 8
+      for (int k = 0; k < K / 2; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
+#pragma GCC unroll 8
+      for (int k = 0; k < K / 4; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
+      if constexpr (K == 8) terms[0] += terms[1];
+      add_compensated(sum, of_errors, terms[0]);
+    }
+    sums[w] = sum, errors[w] = of_errors;
+  };
+  const int64_t whole = of.width / L;
+  const auto add_all = [&](int64_t i, auto steps) __attribute__((always_inline)) {
+    for (int64_t w = 0; w < whole; ++w) add(i, w, steps, std::true_type());
+    if (whole < across) add(i, whole, steps, std::false_type());
+  };
+  int64_t i = 0;
+  for (; i + kSumSteps <= depth; i += kSumSteps) add_all(i, std::integral_constant<int, int(kSumSteps)>());
+  if (i + 4 <= depth) add_all(i, std::integral_constant<int, 4>()), i += 4;
+  for (; i < depth; ++i) add_all(i, std::integral_constant<int, 1>());
+}
+
 // Of a saved tensor of type S, for dx of type D.
 template <GradOp Op, class S, class D>
 struct GradTile {
@@ -24,12 +89,8 @@ struct GradTile {
   static constexpr bool kPointwise = Op == GradOp::logsumexp;
   // An exponential of a NaN is a NaN of any bits.
   static constexpr bool kInputNan = onepass::ONEPASS_ISA::kInputNan<S, D> || (Op != GradOp::softmax && sizeof(D) == 2);
-  // The operands, of elements of type E: `width` adjacent rows, `y_step` and `g_step` from one step to the next.
-  template <class E>
-  struct Operands {
-    const E *y, *g;
-    int64_t y_step, g_step, width, y_ahead, g_ahead;  // elements to what is fetched meanwhile; 0 for none
-  };
+  template <class Direct>
+  static constexpr bool kReplaces = !Direct::value;  // results take the place of elements
   TileShape shape;
   int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
   A *t, *t_grad, slope;
@@ -45,70 +106,21 @@ struct GradTile {
     return {t + at, t_grad + at, across, across, across, 0, 0};
   }
 
-  // The lanes of a vector of which `count` are there.
-  template <bool kAll, class E>
-  static ONEPASS_INLINE Vector load_lanes(const E* from, int64_t count) {
-    if constexpr (std::is_same_v<E, double>) {
-      if constexpr (kAll) return load_as<double>(from);
-      Vector v{};
-      for (int i = 0; i < count; ++i) v[i] = from[i];
-      return v;
-    } else if constexpr (kAll) {
-      return load_vector(from);
-    } else {
-      return load_tail(from, count, 0);
-    }
-  }
   // A row's gradient of log_softmax that is the same everywhere needs no additions.
   bool has_sums() const { return Op == GradOp::softmax || (!kPointwise && !grad_is_per_row); }
   void begin_sums() {
     for (int64_t s = 0; s < shape.sequences(); ++s) a[s] = error[s] = Vector{};
   }
   // Adds the steps of the operands to the sums.
-  void add_direct() { add_steps(direct, 0); }
+  void add_direct() { add(direct, 0); }
   void add_tile() {
-    for (int64_t g = 0; g < shape.groups; ++g) add_steps(in_tile(g), g * shape.across);
+    for (int64_t g = 0; g < shape.groups; ++g) add(in_tile(g), g * shape.across);
   }
   template <class E>
-  __attribute__((noinline)) void add_steps(const Operands<E> of, int64_t first_sequence) {
-    Vector *const sums = a + first_sequence, *const errors = error + first_sequence, *const grads = b + first_sequence;
-    const auto add = [&](int64_t i, int64_t w, auto steps, auto all) __attribute__((always_inline)) {
-      constexpr int K = steps.value;
-      const int64_t count = of.width - w * L;
-      const E *y = of.y + i * of.y_step + w * L, *g = of.g + i * of.g_step + w * L;
-      Vector sum = sums[w], of_errors = errors[w];
-      Vector terms[K];
-#pragma GCC unroll 8
-      for (int k = 0; k < K; ++k, y += of.y_step, g += of.g_step) {
-        if (of.g_ahead && fetches) {
-          if (Op == GradOp::softmax) __builtin_prefetch(y + of.y_ahead);
-          __builtin_prefetch(g + of.g_ahead);
-        }
-        const Vector of_g = grad_is_per_row ? grads[w] : load_lanes<all.value>(g, count);
-        terms[k] = Op == GradOp::softmax ? load_lanes<all.value>(y, count) * of_g : of_g;
-        if (std::is_same_v<A, double>) add_compensated(sum, of_errors, terms[k]);
-      }
-      if constexpr (!std::is_same_v<A, double>) {
-#pragma GCC unroll 8
-        for (int k = 0; k < K / 2; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
-#pragma GCC unroll 8
-        for (int k = 0; k < K / 4; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
-        if constexpr (K == 8) terms[0] += terms[1];
-        add_compensated(sum, of_errors, terms[0]);
-      }
-      sums[w] = sum, errors[w] = of_errors;
-    };
-    const int64_t whole = of.width / L;
-    const auto add_all = [&](int64_t i, auto steps) __attribute__((always_inline)) {
-      for (int64_t w = 0; w < whole; ++w) add(i, w, steps, std::true_type());
-      if (whole < shape.across) add(i, whole, steps, std::false_type());
-    };
-    int64_t i = 0;
-    for (; i + kSumSteps <= shape.depth; i += kSumSteps) add_all(i, std::integral_constant<int, int(kSumSteps)>());
-    if (i + 4 <= shape.depth) add_all(i, std::integral_constant<int, 4>()), i += 4;
-    for (; i < shape.depth; ++i) add_all(i, std::integral_constant<int, 1>());
+  void add(const Operands<E>& of, int64_t first) {
+    add_steps<Op>(of, shape.depth, shape.across, fetches, a + first, error + first,
+                  grad_is_per_row ? b + first : nullptr);
   }
-
   // dx of columns where they are, W vectors of them from vector `first` on: their sums, and what is read again from the
   // core's cache. The last vector may have fewer lanes (`Tail`). Calls put(i, w, v) with vector w of step i.
   template <int W, bool Tail, class Put>
@@ -255,7 +267,7 @@ struct GradTile {
   }
   // dx replaces the elements of a group of slices.
   template <class Direct>
-  ONEPASS_INLINE void group_results(int64_t g) {
+  __attribute__((noinline)) void group_results(int64_t g) {
     const Operands<A> of = in_tile(g);
     for (int64_t i = 0; i < shape.depth; ++i) {
       step_results_of(of, i, g * shape.across, [&](int64_t w, const auto& v) __attribute__((always_inline)) {

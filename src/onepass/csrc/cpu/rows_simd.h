@@ -15,20 +15,29 @@ namespace onepass::ONEPASS_ISA {
 
 static_assert(kMaxWholeRow <= kScratch);
 
+// Merges all lanes of a vector of 16-bit numbers, but for the last two.
+template <int Distance = kWidth / 2, class Wide, class Merge>
+ONEPASS_INLINE auto reduce_to_pair(Wide v, Merge merge) {
+  if constexpr (Distance == 0) {
+    return v;
+  } else {
+    return reduce_to_pair<Distance / 2>(merge(v, Wide(swap_lanes<Distance>(Vec(v), Lanes()))), merge);
+  }
+}
+
 // The maximum of 16-bit numbers by their bits: as integers, positive numbers rise with their bits and negative ones
 // fall. If there is a NaN, it may be the result.
 template <class In>
 float maximum_of_bits(const In& row, int64_t n) {
   constexpr int kLanes = 2 * kWidth;
   constexpr int16_t kLeast = -32768;
-  constexpr uint16_t kMost = 65535, kSign = 0x8000;
+  constexpr uint16_t kMost = 65535;
   const auto* const from = reinterpret_cast<const uint16_t*>(row.x);
   WideInt16Vec high[2] = {WideInt16Vec{} + kLeast, WideInt16Vec{} + kLeast};
   WideUint16Vec low[2] = {WideUint16Vec{} + kMost, WideUint16Vec{} + kMost};
   const auto step = [&](int64_t i, int k) __attribute__((always_inline)) {
     WideUint16Vec v;
     std::memcpy(&v, from + i, sizeof v);
-    if constexpr (In::kDescends) v ^= kSign;
     high[k] = WideInt16Vec(v) > high[k] ? WideInt16Vec(v) : high[k];
     low[k] = v < low[k] ? v : low[k];
   };
@@ -36,16 +45,15 @@ float maximum_of_bits(const In& row, int64_t n) {
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) step(i, 0), step(i + kLanes, 1);
   if (i + kLanes <= n) step(i, 0);
   if (i < n) step(n - kLanes, 1);  // some elements are read twice
-  high[0] = high[0] > high[1] ? high[0] : high[1], low[0] = low[0] < low[1] ? low[0] : low[1];
-  int16_t top = kLeast;
-  uint16_t bottom = kMost;
-  for (int k = 0; k < kLanes; ++k) {
-    top = high[0][k] > top ? high[0][k] : top, bottom = low[0][k] < bottom ? low[0][k] : bottom;
-  }
-  const uint16_t bits = uint16_t(top >= 0 ? uint16_t(top) : bottom) ^ (In::kDescends ? kSign : 0);
+  const auto most = [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; };
+  const auto least = [](auto a, auto b) __attribute__((always_inline)) { return a < b ? a : b; };
+  const auto tops = reduce_to_pair(most(high[0], high[1]), most);
+  const auto bottoms = reduce_to_pair(least(low[0], low[1]), least);
+  const int16_t top = most(tops[0], tops[1]);
+  const uint16_t bits = top >= 0 ? uint16_t(top) : least(bottoms[0], bottoms[1]);
   typename In::X element;
   std::memcpy(static_cast<void*>(&element), &bits, sizeof element);
-  return row.score(to_acc(element));
+  return to_acc(element);
 }
 
 template <class In>
@@ -110,15 +118,20 @@ double row_exp_sum(const In& row, int64_t n, float m, float* exps) {
 // pairs. TiesUp, InputNan: see store_vectors.
 template <bool Deinterleave, bool Paired, bool TiesUp, bool InputNan, class Y, class Compute>
 ONEPASS_INLINE void store_row(Y* y, int64_t n, bool streaming, Compute compute) {
-  int64_t i = 0;
-  const auto store_steps = [&](auto is_streaming) __attribute__((always_inline)) {
-    for (; i + kUnroll <= n; i += kUnroll) {
+  // Streaming stores write whole lines. A row whose vectors stay in their pairs has to begin and end with a line.
+  constexpr int64_t line = kLine / int64_t(sizeof(Y));
+  const int64_t head = int64_t(-uintptr_t(y) % kLine / sizeof(Y));
+  const bool streams = streaming && (Paired ? head == 0 && n % line == 0 : n >= head + line);
+  // First up to a line, and then whole steps and what is left. Each has its code once.
+  int64_t i = 0, end = streams ? head : n;
+  do {
+    for (const int64_t steps = end == n ? n : 0; i + kUnroll <= steps; i += kUnroll) {
       Vec v[4];
       compute(i, v);
-      store_vectors<Deinterleave, TiesUp, is_streaming.value, InputNan>(y + i, v);
+      with_streaming(streams, [&](auto is_streaming) __attribute__((always_inline)) {
+        store_vectors<Deinterleave, TiesUp, is_streaming.value, InputNan>(y + i, v);
+      });
     }
-  };
-  const auto store_up_to = [&](int64_t end) __attribute__((always_inline)) {
     Vec v[1];
     for (; i + kWidth <= end; i += kWidth) {
       compute(i, v);
@@ -129,17 +142,8 @@ ONEPASS_INLINE void store_row(Y* y, int64_t n, bool streaming, Compute compute) 
       store_tail<InputNan>(y + i, end - i, v[0]);
       i = end;
     }
-  };
-  // Streaming stores write whole lines. A row whose vectors stay in their pairs has to begin and end with a line.
-  constexpr int64_t line = kLine / int64_t(sizeof(Y));
-  const int64_t head = int64_t(-uintptr_t(y) % kLine / sizeof(Y));
-  if (kHasStreamingStores && streaming && (Paired ? head == 0 && n % line == 0 : n >= head + line)) {
-    if (!Paired) store_up_to(head);
-    store_steps(std::true_type());
-  } else {
-    store_steps(std::false_type());
-  }
-  store_up_to(n);
+    end = n;
+  } while (i < n);
 }
 template <bool Paired, bool TiesUp, class Y, class Reader, class Epilogue>
 inline void store_row_of(const Reader& reader, Y* y, int64_t n, bool streaming, Epilogue epilogue) {

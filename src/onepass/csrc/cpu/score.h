@@ -1,54 +1,45 @@
-// score.h: what happens to an element before its row is reduced: x -> score(x), of a vector or of a number. A score is
-// made of the call that it belongs to, here and nowhere else, and goes with the input to whatever loads elements.
+// score.h: the input of a call as kernels read it, and what happens to an element before its row is reduced: the score
+// of softmin is minus the element. Tiles change the sign as they come in, rows in a copy.
 #pragma once
 
 #include "simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// Scores are monotone. `kDescends`: the largest score is that of the smallest element.
-struct Identity {
-  static constexpr bool kDescends = false;
-  template <class V>
-  ONEPASS_INLINE V operator()(V x) const {
-    return x;
-  }
-};
-struct Negate {
-  static constexpr bool kDescends = true;
-  template <class V>
-  ONEPASS_INLINE V operator()(V x) const {
-    return -x;
-  }
-};
+inline bool negates(const Problem& call) { return call.function == Function::softmin; }
+// Each score is its element times a constant, the slope, which is its derivative.
+inline double score_slope(const Problem& call) { return negates(call) ? -call.factor : call.factor; }
 
-// Calls use(score) with the score of a call. Each is its element times a constant, the slope, which is its derivative.
-template <Function F, class Use>
-void with_score(const Problem&, const Use& use) {
-  use(std::conditional_t<F == Function::softmin, Negate, Identity>());
-}
-inline double score_slope(const Problem& call) {
-  return call.function == Function::softmin ? -call.factor : call.factor;
+// Copies elements with the other sign.
+template <class X>
+void copy_negated(const X* from, X* to, int64_t count) {
+  using Bits = std::conditional_t<sizeof(X) == 8, uint64_t, std::conditional_t<sizeof(X) == 4, uint32_t, uint16_t>>;
+  constexpr int64_t lanes = int64_t(sizeof(Vec) / sizeof(X));
+  constexpr Bits sign = Bits(Bits(1) << (8 * sizeof(X) - 1));
+  const Bits* const x = reinterpret_cast<const Bits*>(from);
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    __builtin_prefetch(x + i + 8 * lanes);
+    store_as(to + i, V<Bits>(load_as<Bits>(x + i) ^ sign));
+  }
+  for (; i < count; ++i) store_as(to + i, Bits(x[i] ^ sign));
 }
 
-// The input of a call as kernels read it: each load gives scores. Y is the type of the result: where it is narrower
-// than X, torch rounds the input to it first.
-template <class Score, class From, class Y>
+// Y is the type of the result: where it is narrower than that of the input, torch rounds the input to it first.
+template <class From, class Y>
 struct Input {
   using X = From;
-  static constexpr bool kDescends = Score::kDescends;
-  static constexpr bool kIsPlain = std::is_same_v<Score, Identity> && kIsLossless<X, Y>;  // scores are the elements
+  static constexpr bool kIsPlain = kIsLossless<X, Y>;
   static constexpr bool kDeinterleave = std::is_same_v<X, bfloat16> && std::is_same_v<Y, bfloat16>;
   const X* x;
-  Score score;
 
-  ONEPASS_INLINE Input operator+(int64_t offset) const { return {x + offset, score}; }
-  ONEPASS_INLINE Acc<Y> operator[](int64_t i) const { return score(round_through<Y>(x[i])); }
-  // load_vectors from element i on. Lanes behind `count` have the score -inf.
+  ONEPASS_INLINE Input operator+(int64_t offset) const { return {x + offset}; }
+  ONEPASS_INLINE Acc<Y> operator[](int64_t i) const { return round_through<Y>(x[i]); }
+  // load_vectors from element i on. Lanes behind `count` are -inf.
   template <int K, class... Count>
   ONEPASS_INLINE void load(int64_t i, Vec (&v)[K], Count... count) const {
     if constexpr (sizeof...(count)) {
-      load_vectors<kDeinterleave>(x + i, v, count..., kDescends ? kInf<float> : -kInf<float>);
+      load_vectors<kDeinterleave>(x + i, v, count..., -kInf<float>);
     } else {
       load_vectors<kDeinterleave>(x + i, v);
     }
@@ -58,7 +49,6 @@ struct Input {
         store_vector<true>(rounded, each);
         each = load_vector(rounded);
       }
-      each = score(each);
     }
   }
   ONEPASS_INLINE Vec load1(int64_t i) const {

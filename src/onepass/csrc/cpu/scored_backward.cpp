@@ -165,13 +165,15 @@ struct ScoredBackward {
       write_run(rows, run.part(first, first + count), block, plan.streaming);
     }
   }
+  __attribute__((noinline)) void store_zeros(const ScoredRun& run) const {
+    store<false>(run, [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+      for (Vector& each : v) each = Vector{};
+    });
+  }
   void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true) const {
     const Span in = clips ? rows.inside(run) : Span{0, run.count};
-    const auto zero = [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
-      for (Vector& each : v) each = Vector{};
-    };
-    if (in.first > 0) store<false>(run.part(0, in.first), zero);
-    if (in.last < run.count) store<false>(run.part(in.last, run.count), zero);
+    if (in.first > 0) store_zeros(run.part(0, in.first));
+    if (in.last < run.count) store_zeros(run.part(in.last, run.count));
     const ScoredRun part = run.part(in.first, in.last);
     const Numbers of_part = numbers.from(in.first);
     const SlopeLoader<A> slope(rows, part, !numbers.all_finite);

@@ -18,11 +18,11 @@ constexpr int64_t kSmallRowScores = 1024;  // where they begin in the scratch me
 
 // Reads scores in the scratch memory, and fetches the elements and the bias of scores that come next.
 template <class A>
-struct ScoreReader : Input<Identity, A, A> {
+struct ScoreReader : Input<A, A> {
   const char *x = nullptr, *bias = nullptr;  // those of score 0
   int64_t x_size = 0, bias_size = 0;         // of an element; 0 where none is fetched
 
-  explicit ScoreReader(const A* scores = nullptr) : Input<Identity, A, A>{scores, {}} {}
+  explicit ScoreReader(const A* scores = nullptr) : Input<A, A>{scores} {}
   // After `count` scores come those of the row at the beginning of the run `next`.
   ScoreReader(const A* scores, const ScoredProblem& p, const ScoredRun& next, int64_t count) : ScoreReader(scores) {
     x_size = size_of(p.in), x = static_cast<const char*>(p.data[kInput]) + (next.at(kInput) - count) * x_size;
@@ -101,7 +101,7 @@ struct ScoredForward {
     if (p.has(kRowLse)) ReduceEpilogue::store(state, rows.template data<A>(kRowLse, row), 0);
     if constexpr (kReduces) ReduceEpilogue::store(state, rows.template data<Y>(kResult, row), 0);
   }
-  void store_same(Y* y, int64_t n, A value) const {
+  __attribute__((noinline)) void store_same(Y* y, int64_t n, A value) const {
     if constexpr (kIsFloat) {
       store_row<false, false, false, false>(y, n, streaming,
                                             [=](int64_t, auto& v, auto...) __attribute__((always_inline)) {
@@ -126,9 +126,7 @@ struct ScoredForward {
         in = rows.inside(run);
         if (in.first < in.last) most = write_scores(rows, run.part(in.first, in.last), t);
       } else {
-        rows.for_each_run(row.at, 0, p.n, [&](const ScoredRun& run, int64_t i) {
-          most = max_as(write_scores(rows, run, t + i), most);
-        });
+        most = write_row_scores(rows, row.at, 0, p.n, t);
       }
       int64_t count = in.last - in.first;
       A m = largest(most);
@@ -151,9 +149,7 @@ struct ScoredForward {
   // the row at the beginning of `next` is fetched.
   void finish(const int64_t* row, Span in, int64_t count, A m, const ScoredRun& next) const {
     if constexpr (kIsFloat) {
-      // Exponentials are good to what the results need.
-      if (!exceeds_base(m))
-        return p.has(kRowLse) ? finish_near<float>(row, in, count, m, next) : finish_near<Y>(row, in, count, m, next);
+      if (!exceeds_base(m)) return finish_near(row, in, count, m, next);
     }
     RowTile<Epilogue, A> tile(Reader(t), count);
     const State<A> state = tile.state(nullptr);
@@ -167,13 +163,17 @@ struct ScoredForward {
       tile.store(state, y, 0);
     }
   }
-  template <class E>
-  void finish_near(const int64_t* row, Span in, int64_t count, float m, const ScoredRun& next) const {
-    using Sum = std::conditional_t<kReduces, float, E>;
+  __attribute__((noinline)) void finish_near(const int64_t* row, Span in, int64_t count, float m,
+                                             const ScoredRun& next) const {
     const Reader scores(t, p, next, count);
-    const double sum = row_exp_sum<Epilogue::kFromExp, Sum>(scores, count, m, t);
-    const auto l = [&] { return sum * double(kExpUnscale) / relative_to_base<ExpFor<Sum>>(m); };
-    if (kReduces || p.has(kRowLse)) store_lse(row, {m, {l(), 0}});
+    // Exponentials are good to what the results need.
+    const bool exact = kReduces || p.has(kRowLse);
+    const double sum = exact ? row_exp_sum<Epilogue::kFromExp, float>(scores, count, m, t)
+                             : row_exp_sum<Epilogue::kFromExp, Y>(scores, count, m, t);
+    const auto l = [&] {
+      return sum * double(kExpUnscale) / (exact ? relative_to_base<ExpFor<float>>(m) : relative_to_base<ExpFor<Y>>(m));
+    };
+    if (exact) store_lse(row, {m, {l(), 0}});
     if constexpr (!kReduces) {
       Y* const y = begin_results(row, in, !std::isnan(sum), kNan<A>);
       const int64_t n = in.last - in.first;
@@ -200,18 +200,6 @@ struct ScoredForward {
   // Small rows --------------------------------------------------------------------------------------------------------
 
   void small_rows(int64_t begin, int64_t end) const {
-    if constexpr (kIsFloat) {
-      switch (ceil_div(p.n, kWidth)) {
-        case 1: return small_rows_of<1>(begin, end);
-        case 2: return small_rows_of<2>(begin, end);
-        case 3: return small_rows_of<3>(begin, end);
-        case 4: return small_rows_of<4>(begin, end);
-        default: return small_rows_of<0>(begin, end);
-      }
-    }
-  }
-  template <int kVecs>
-  void small_rows_of(int64_t begin, int64_t end) const {
     const int64_t n = p.n, vectors = ceil_div(n, kWidth), padded = vectors * kWidth, pitch = result_pitch();
     const int64_t most = kWidth * std::min<int64_t>(kRowBuffer / (kWidth * padded), kMaxRowGroups);
     const bool one_run = !p.has_window() && !p.has(kAlibi) && rows.follow_each_other({kInput, kScale, kBias, kMask});
@@ -249,7 +237,7 @@ struct ScoredForward {
         group.run(whole_lines, buffered);
       };
       if (kReduces || p.has(kRowLse)) {
-        run(SmallRows<ReduceEpilogue, Reader, float, kVecs>(), of_rows, 1, false, false);
+        run(SmallRows<ReduceEpilogue, Reader, float>(), of_rows, 1, false, false);
         for (int64_t r = 0; p.has(kRowLse) && r < count; ++r) static_cast<A*>(p.data[kRowLse])[at_lse[r]] = of_rows[r];
         for (int64_t r = 0; kReduces && r < count; ++r) {
           static_cast<Y*>(p.data[kResult])[at_result[r]] = from_acc<Y>(of_rows[r]);
@@ -260,7 +248,7 @@ struct ScoredForward {
         Y* const y = pitch ? static_cast<Y*>(p.data[kResult]) + at_result[0] : copies;
         const bool whole_lines =
             streaming && bytes % kLine == 0 && uintptr_t(y) % kLine == 0 && pitch * int64_t(sizeof(Y)) % kLine == 0;
-        run(SmallRows<RowEpilogue, Reader, Y, kVecs>(), y, pitch ? pitch : n, pitch && whole_lines,
+        run(SmallRows<RowEpilogue, Reader, Y>(), y, pitch ? pitch : n, pitch && whole_lines,
             streaming && !whole_lines && pitch == n);
         for (int64_t r = 0; !pitch && r < count; ++r) {
           std::memcpy(static_cast<void*>(static_cast<Y*>(p.data[kResult]) + at_result[r]), copies + r * n,
@@ -297,8 +285,7 @@ struct ScoredForward {
       // A block of steps, the first one with the sinks behind it.
       const auto load = [&](int64_t first) {
         const int64_t last = std::min(first + depth, p.n), count = last - first;
-        rows.for_each_step(columns, first, last,
-                           [&](const ScoredRun& run, int64_t i) { write_scores(rows, run, t + (i - first) * across); });
+        write_tile_scores(rows, columns, first, last, t, across);
         for (int64_t j = 0; sinks && first == 0 && j < across; ++j) t[count * across + j] = column_sink(columns, j);
         tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
         return count;
@@ -346,16 +333,14 @@ struct ScoredForward {
     }
   }
   template <class FromExps, class Tile>
-  void store_steps(const ScoredRun& columns, int64_t first, int64_t count, Tile& tile) const {
+  __attribute__((noinline)) void store_steps(const ScoredRun& columns, int64_t first, int64_t count, Tile& tile) const {
     tile.begin_results(0, count);
-    with_streaming(streaming, [&](auto is_streaming) __attribute__((always_inline)) {
-      rows.for_each_step(columns, first, first + count, [&](const ScoredRun& run, int64_t i) {
-        Y* const y = plan.stores_in_place ? rows.template data<Y>(kResult, run) : reinterpret_cast<Y*>(t);
-        tile.template step_results<FromExps>(i - first, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-          TileWalk<A>::template store_results<is_streaming.value, false>(y + w * L, run.count - w * L, v);
-        });
-        if (!plan.stores_in_place) write_run(rows, run, t, false);
+    rows.for_each_step(columns, first, first + count, [&](const ScoredRun& run, int64_t i) {
+      Y* const y = plan.stores_in_place ? rows.template data<Y>(kResult, run) : reinterpret_cast<Y*>(t);
+      tile.template step_results<FromExps>(i - first, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+        TileWalk<A>::template store_results<false>(y + w * L, run.count - w * L, v, streaming);
       });
+      if (!plan.stores_in_place) write_run(rows, run, t, false);
     });
   }
 
@@ -367,7 +352,7 @@ struct ScoredForward {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t first = item % plan.chunks * kChunk, last = std::min(first + kChunk, p.n);
       const ScoredWalk row = rows.from(item / plan.chunks);
-      rows.for_each_run(row.at, first, last, [&](const ScoredRun& run, int64_t i) { write_scores(rows, run, t + i); });
+      write_row_scores(rows, row.at, first, last, t);
       if (phase == CpuPhase::states) {
         states[item] = state_of_chunk(last - first);
       } else if constexpr (!kReduces) {
@@ -414,7 +399,9 @@ struct ScoredForward {
   void run(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
     switch (plan.route) {
       case ScoredRoute::rows: whole_rows(begin, end); break;
-      case ScoredRoute::small_rows: small_rows(begin, end); break;
+      case ScoredRoute::small_rows:
+        if constexpr (kIsFloat) small_rows(begin, end);
+        break;
       case ScoredRoute::columns: p.has(kRowLse) ? columns<A>(begin, end) : columns<Y>(begin, end); break;
       case ScoredRoute::row_chunks: phase == CpuPhase::merge ? merge_chunks(states) : chunks(phase, states, begin, end);
     }

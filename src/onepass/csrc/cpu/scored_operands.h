@@ -298,10 +298,12 @@ ONEPASS_INLINE V<A> write_all_scores(const ScoredRows& rows, const ScoredRun& ru
 }
 
 // Calls work(X, whether the run is plain) for the type X of x.
-template <class Work>
+// Doubles are never plain: less to compile.
+template <class A, class Work>
 ONEPASS_INLINE auto with_x(const ScoredProblem& p, const int64_t* step, Work work) {
   return with_element_type(p.in, [&](auto x) __attribute__((always_inline)) {
-    return is_plain(p, step) ? work(x, std::true_type()) : work(x, std::false_type());
+    using Plain = std::is_same<A, float>;
+    return Plain::value && is_plain(p, step) ? work(x, Plain()) : work(x, std::false_type());
   });
 }
 template <class A, class X, bool kPlain>
@@ -312,13 +314,30 @@ template <class A>
 using ScoresWriter = V<A> (*)(const ScoredRows& rows, const ScoredRun& run, A* to);
 template <class A>
 ONEPASS_INLINE ScoresWriter<A> scores_writer(const ScoredRows& rows, const int64_t* step) {
-  return with_x(rows.p, step, [](auto x, auto plain) __attribute__((always_inline)) -> ScoresWriter<A> {
+  return with_x<A>(rows.p, step, [](auto x, auto plain) __attribute__((always_inline)) -> ScoresWriter<A> {
     return write_scores_of<A, TypeOf<decltype(x)>, plain.value>;
   });
 }
 template <class A>
 ONEPASS_INLINE V<A> write_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
   return scores_writer<A>(rows, run.step)(rows, run, to);
+}
+// The same for the elements [first, last) of the row at `row`.
+template <class A>
+__attribute__((noinline)) V<A> write_row_scores(const ScoredRows& rows, const int64_t* row, int64_t first, int64_t last,
+                                                A* to) {
+  V<A> most = broadcast_as(-kInf<A>);
+  rows.for_each_run(row, first, last,
+                    [&](const ScoredRun& run, int64_t i) { most = max_as(write_scores(rows, run, to + i), most); });
+  return most;
+}
+// The same for the elements [first, last) of the rows of a tile, whose steps are `pitch` apart.
+template <class A>
+__attribute__((noinline)) void write_tile_scores(const ScoredRows& rows, const ScoredRun& tile, int64_t first,
+                                                 int64_t last, A* to, int64_t pitch) {
+  const auto write = scores_writer<A>(rows, tile.step);
+  rows.for_each_step(tile, first, last,
+                     [&](const ScoredRun& run, int64_t i) { write(rows, run, to + (i - first) * pitch); });
 }
 // The same for `count` rows that lie one behind the other: those of each row are `pitch` behind those of the row
 // before.
@@ -333,9 +352,9 @@ __attribute__((noinline)) void write_rows_of(const ScoredRows& rows, const Score
   }
 }
 template <class A>
-ONEPASS_INLINE void write_rows(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n, A* to,
-                               int64_t pitch) {
-  with_x(rows.p, rows.inner.strides, [&](auto x, auto plain) __attribute__((always_inline)) {
+__attribute__((noinline)) void write_rows(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n,
+                                          A* to, int64_t pitch) {
+  with_x<A>(rows.p, rows.inner.strides, [&](auto x, auto plain) __attribute__((always_inline)) {
     write_rows_of<A, TypeOf<decltype(x)>, plain.value>(rows, first, count, n, to, pitch);
   });
 }
@@ -381,7 +400,7 @@ struct SlopeLoader {
 // Results -------------------------------------------------------------------------------------------------------------
 
 template <class A>
-void write_run(const ScoredRows& rows, const ScoredRun& run, const A* from, bool streaming) {
+__attribute__((noinline)) void write_run(const ScoredRows& rows, const ScoredRun& run, const A* from, bool streaming) {
   with_element_type(rows.p.out, [&](auto type) {
     using Y = TypeOf<decltype(type)>;
     Y* const y = rows.data<Y>(kResult, run);

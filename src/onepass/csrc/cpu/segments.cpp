@@ -139,7 +139,7 @@ struct SegmentRows {
         if (p.steps[t] == 0 && column_steps[t] == 0) {
           std::fill_n(to, items * pitch, A(to_acc(from[offsets[t]])));
         } else if (is_run(t)) {
-          load_run(Input<Identity, T, A>{from + offsets[t] + first * columns, {}}, items * columns, to);
+          load_run(Input<T, A>{from + offsets[t] + first * columns}, items * columns, to);
         } else if (has_few_columns(t)) {
           for_few_columns<false>(
               t, [=](int64_t at, int64_t i) __attribute__((always_inline)) { to[i] = A(to_acc(from[at])); });

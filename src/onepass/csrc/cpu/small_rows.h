@@ -11,23 +11,68 @@ constexpr int kMaxRowGroups = 4;                                  // groups that
 constexpr int64_t kRowBuffer = kWidth * (kMaxSmallRow + kWidth);  // floats; the buffer is on the stack
 
 // Groups of kWidth rows. There are `count` rows, and the rest of the last group may be read. A row has `whole` vectors
-// and the first lanes of one more, whose other lanes may be read. `kVecs`: the vectors of a row, if those are at most
-// 4; or 0. Each step is taken for all groups before the next one: the steps of one group would wait for each other.
-template <class Epilogue, class In, class Y, int kVecs>
-struct SmallRows {
+// and the first lanes of one more, whose other lanes may be read.
+template <class In>
+struct RowGroups {
+  In x;
+  int64_t n, x_stride;
+  int count;
+  int64_t whole, vectors;
+  int64_t ahead;  // elements from a row to one of the next groups, which is fetched meanwhile
+  IntVec tail_mask;
+
+  // Calls use with the vectors of a row, if those are at most 4; or with 0.
+  template <class Use>
+  ONEPASS_INLINE auto with_vectors(Use use) const {
+    switch (vectors) {
+      case 1: return use(std::integral_constant<int, 1>());
+      case 2: return use(std::integral_constant<int, 2>());
+      case 3: return use(std::integral_constant<int, 3>());
+      case 4: return use(std::integral_constant<int, 4>());
+      default: return use(std::integral_constant<int, 0>());
+    }
+  }
+  ONEPASS_INLINE Vec load1(int r, int64_t v) const { return x.load1(r * x_stride + v * kWidth); }
+  ONEPASS_INLINE Vec mask(Vec v) const { return tail_mask ? v : broadcast(-kInf<float>); }
+  ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { x.load(r * x_stride + v * kWidth, to); }
+
+  // The maxima of a group of rows of kVecs vectors.
+  template <int kVecs>
+  __attribute__((noinline)) Vec maxima(int first, std::integral_constant<int, kVecs>) const {
+    const int64_t vecs = kVecs ? kVecs : vectors;
+    Vec top[kWidth];
+#pragma GCC unroll 1
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const int r = first + lane;
+      Vec a = mask(load1(r, vecs - 1)), b = a;
+      int64_t v = 0;
+      for (; !kVecs && v + 4 <= whole; v += 4) {
+        Vec four[4];
+        load4(r, v, four);
+        a = max(max(four[0], four[1]), a), b = max(max(four[2], four[3]), b);
+      }
+      for (; v + 1 < vecs; ++v) a = max(load1(r, v), a);
+      top[lane] = max(a, b);
+    }
+    return transpose_reduce(top, max);
+  }
+};
+
+// A function of such rows. Each step is taken for all groups before the next one: the steps of one group would wait for
+// each other.
+template <class Epilogue, class In, class Y>
+struct SmallRows : RowGroups<In> {
   using Exp = ExpFor<Y>;
+  using Groups = RowGroups<In>;
+  using Groups::load1, Groups::load4, Groups::mask;
+  using Groups::x, Groups::n, Groups::x_stride, Groups::count, Groups::whole, Groups::vectors, Groups::ahead;
   static constexpr bool kReduces = Epilogue::kOnePerRow;
   static constexpr bool kStoresElements = !kReduces && !Epilogue::kFromExp;  // in the buffer, instead of exponentials
   static constexpr bool kDeinterleave = In::kDeinterleave;
   // Exponentials whose sum goes only into their own factor are relative to the base that is cheapest.
   static constexpr bool kUsesBase = Epilogue::kFromExp && !ExpBase::kSubtractsMax;
-  In x;
   Y* y;
-  int64_t n, x_stride, y_stride;
-  int count;
-  int64_t whole, vectors;
-  int64_t ahead;  // elements from a row to one of the next groups, which is fetched meanwhile
-  IntVec tail_mask;
+  int64_t y_stride;
   float* buffer;
   // Per row: the maximum, and two numbers of its base before, and of its epilogue after the sum is known.
   alignas(64) float m[kMaxRowGroups * kWidth], high[kMaxRowGroups * kWidth], low[kMaxRowGroups * kWidth];
@@ -35,29 +80,7 @@ struct SmallRows {
   const float* sinks = nullptr;  // an element of each row that has no result
   float nothing = kNan<float>;   // what the results of a row are that has nothing but -inf
 
-  ONEPASS_INLINE int64_t vecs() const { return kVecs ? kVecs : vectors; }
-  ONEPASS_INLINE float* buffer_of(int r) const { return buffer + r * vecs() * kWidth; }
-  ONEPASS_INLINE Vec load1(int r, int64_t v) const { return x.load1(r * x_stride + v * kWidth); }
-  ONEPASS_INLINE Vec mask(Vec v) const { return tail_mask ? v : broadcast(-kInf<float>); }
-  ONEPASS_INLINE void load4(int r, int64_t v, Vec (&to)[4]) const { x.load(r * x_stride + v * kWidth, to); }
-
-  Vec maxima(int first) const {
-    Vec top[kWidth];
-#pragma GCC unroll 1
-    for (int lane = 0; lane < kWidth; ++lane) {
-      const int r = first + lane;
-      Vec a = mask(load1(r, vecs() - 1)), b = a;
-      int64_t v = 0;
-      for (; !kVecs && v + 4 <= whole; v += 4) {
-        Vec four[4];
-        load4(r, v, four);
-        a = max(max(four[0], four[1]), a), b = max(max(four[2], four[3]), b);
-      }
-      for (; v + 1 < vecs(); ++v) a = max(load1(r, v), a);
-      top[lane] = max(a, b);
-    }
-    return transpose_reduce(top, max);
-  }
+  ONEPASS_INLINE float* buffer_of(int r, int64_t vecs) const { return buffer + r * vecs * kWidth; }
 
   ONEPASS_INLINE ExpBase base(int r) const {
     if constexpr (kUsesBase) return {broadcast(0), broadcast(low[r]), broadcast(high[r])};
@@ -83,13 +106,13 @@ struct SmallRows {
   // The exponentials of K vectors of the rows from `first` on, of each `kOfRow` from vector v on. `masked`: the last
   // one of a row has only its first lanes.
   template <int kOfRow, int K>
-  ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, Vec (&e)[K]) const {
+  ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, int64_t vecs, Vec (&e)[K]) const {
     ExpBase bases[K];
     float* to[K];
     for (int k = 0; k < K; ++k) {
       const int row = first + k / kOfRow;
       const int64_t vec = v + k % kOfRow;
-      e[k] = load1(row, vec), bases[k] = base(row), to[k] = buffer_of(row) + vec * kWidth;
+      e[k] = load1(row, vec), bases[k] = base(row), to[k] = buffer_of(row, vecs) + vec * kWidth;
       if (masked && k % kOfRow == kOfRow - 1) e[k] = mask(e[k]);
     }
     exp_and_store(e, bases, to);
@@ -97,7 +120,8 @@ struct SmallRows {
 
   // The sums of a group's scaled exponentials: first four vectors of a row at a time, then the remaining vectors, four
   // rows at a time. The exponentials, or for log_softmax the elements, go to the buffer.
-  CompensatedVec sums(int first) const {
+  template <int kVecs>
+  __attribute__((noinline)) CompensatedVec sums(int first, std::integral_constant<int, kVecs>) const {
     Vec l[kWidth], errors[kWidth];
     int64_t v = 0;
     if constexpr (kVecs) {
@@ -106,7 +130,7 @@ struct SmallRows {
       for (int r = 0; r < kWidth; r += kRows) {
         for (int k = 0; k < kRows; ++k) x.fetch((first + r + k) * x_stride + ahead, n);
         Vec e[kRows * kVecs];
-        exp_of_rows<kVecs>(first + r, 0, true, e);
+        exp_of_rows<kVecs>(first + r, 0, true, kVecs, e);
         for (int k = 0; k < kRows; ++k) {
           l[r + k] = e[k * kVecs], errors[r + k] = Vec{};
           for (int i = 1; i < kVecs; ++i) l[r + k] += e[k * kVecs + i];
@@ -120,7 +144,7 @@ struct SmallRows {
       const ExpBase row_base = base(first + r);
       ExpSum<Y> total;
       for (v = 0; v + 4 <= whole; v += 4) {
-        float* const to = buffer_of(first + r) + v * kWidth;
+        float* const to = buffer_of(first + r, vectors) + v * kWidth;
         Vec e[4];
         load4(first + r, v, e);
         exp_and_store(e, row_base, {to, to + kWidth, to + 2 * kWidth, to + 3 * kWidth});
@@ -133,7 +157,7 @@ struct SmallRows {
 #pragma GCC unroll 1
       for (int r = 0; r < kWidth; r += 4) {
         Vec e[4];
-        exp_of_rows<1>(first + r, v, v >= whole, e);
+        exp_of_rows<1>(first + r, v, v >= whole, vectors, e);
         for (int k = 0; k < 4; ++k) {
           if constexpr (sizeof(Y) == 2) {
             l[r + k] += e[k];
@@ -176,19 +200,24 @@ struct SmallRows {
 
   // The tail vector of a row may be stored whole, over the beginning of the next row, which is stored later, if results
   // are contiguous.
-  template <bool kStreaming>
-  void finish(bool buffered) const {
-    const int64_t beyond = count * n - vecs() * kWidth;  // the last row whose vectors all fit begins there at most
-    const int64_t overrunning = buffered || whole == vecs() ? count : y_stride == n && beyond >= 0 ? beyond / n + 1 : 0;
-    int r = 0;
-    for (; r < overrunning; ++r) finish_row<kStreaming, true>(r);
-    for (; r < count; ++r) finish_row<kStreaming, false>(r);
+  template <int kVecs>
+  __attribute__((noinline)) void finish(bool streaming, bool buffered, std::integral_constant<int, kVecs> of) const {
+    const int64_t beyond = count * n - vectors * kWidth;  // the last row whose vectors all fit begins there at most
+    const int64_t overrunning = buffered || whole == vectors   ? count
+                                : y_stride == n && beyond >= 0 ? beyond / n + 1
+                                                               : 0;
+    with_streaming(streaming, [&](auto is_streaming) {
+      int r = 0;
+      for (; r < overrunning; ++r) this->template finish_row<is_streaming.value, true>(r, of);
+      for (; r < count; ++r) this->template finish_row<is_streaming.value, false>(r, of);
+    });
   }
-  template <bool kStreaming, bool kOverrun>
-  ONEPASS_INLINE void finish_row(int r) const {
+  template <bool kStreaming, bool kOverrun, int kVecs>
+  ONEPASS_INLINE void finish_row(int r, std::integral_constant<int, kVecs>) const {
+    const int64_t vecs = kVecs ? kVecs : vectors;
     const Epilogue epilogue = {broadcast(high[r]), broadcast(low[r])};
     Y* const to = y + r * y_stride;
-    const float* const from = buffer_of(r);
+    const float* const from = buffer_of(r, vecs);
     int64_t v = 0;
     for (; !kVecs && v + 4 <= whole; v += 4) {
       Vec e[4];
@@ -196,7 +225,7 @@ struct SmallRows {
       epilogue.template apply<Y>(e);
       store_vectors<kDeinterleave, Epilogue::kFromExp, kStreaming>(to + v * kWidth, e);
     }
-    for (; v < vecs(); ++v) {
+    for (; v < vecs; ++v) {
       Vec e[1] = {load_vector(from + v * kWidth)};
       epilogue.template apply<Y>(e);
       if (kStreaming) {
@@ -231,7 +260,7 @@ struct SmallRows {
     alignas(64) float undefined[kMaxRowGroups * kWidth];
     const int groups = (count + kWidth - 1) / kWidth;
     for (int g = 0; g < groups; ++g) {
-      top[g] = maxima(g * kWidth);
+      top[g] = this->with_vectors([&](auto vecs) { return this->maxima(g * kWidth, vecs); });
       if (sinks) top[g] = max(load_vector(sinks + g * kWidth), top[g]);
       const Vec finite = top[g] - top[g] == Vec{} ? top[g] : Vec{};
       if constexpr (kUsesBase) {
@@ -247,7 +276,7 @@ struct SmallRows {
       return;
     }
     for (int g = 0; g < groups; ++g) {
-      l[g] = sums(g * kWidth);
+      l[g] = this->with_vectors([&](auto vecs) { return this->sums(g * kWidth, vecs); });
       if (sinks) add_sinks(g * kWidth, l[g]);
     }
     bool any = false;
@@ -266,7 +295,7 @@ struct SmallRows {
     } else {
       Y* const to = y;
       if (buffered) y = reinterpret_cast<Y*>(buffer);
-      with_streaming(streaming, [&](auto is_streaming) { finish<is_streaming.value>(buffered); });
+      this->with_vectors([&](auto vecs) { this->finish(streaming, buffered, vecs); });
       for (int r = 0; any && r < count; ++r) {
         // As in torch, also where the maximum is infinite.
         if (undefined[r] != 0) fill(y + r * y_stride, n, undefined[r] == 2 ? nothing : kNan<float>);
@@ -276,12 +305,12 @@ struct SmallRows {
   }
 };
 
-// Rows [first, first + count) of the `rows` of a call. x and y point to row 0.
-template <class Epilogue, int kVecs, class In, class Y>
-void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t first, int64_t count,
-                   int64_t rows, int64_t sum_offset, bool streaming) {
+// Rows [first, first + count) of the `rows` of a call, or the negated ones. x and y point to row 0.
+template <class Epilogue, class In, class Y>
+void small_rows(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t first, int64_t count, int64_t rows,
+                int64_t sum_offset, bool negated, bool streaming) {
   alignas(64) float buffer[kRowBuffer];
-  SmallRows<Epilogue, In, Y, kVecs> group;
+  SmallRows<Epilogue, In, Y> group;
   group.n = n, group.y_stride = y_stride, group.sum_offset = sum_offset, group.buffer = buffer;
   group.whole = n / kWidth, group.vectors = (n + kWidth - 1) / kWidth;
   group.tail_mask = lane_mask(n - (group.vectors - 1) * kWidth);
@@ -298,30 +327,23 @@ void small_rows_of(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, in
     group.x = x + at * x_stride, group.x_stride = x_stride, group.y = y + at * y_stride;
     group.count = int(remaining < most ? remaining : most);
     group.ahead = group.count * x_stride;
-    if (!readable((group.count + kWidth - 1) / kWidth * kWidth)) {
+    if (!negated && !readable((group.count + kWidth - 1) / kWidth * kWidth)) {
       group.count = int(remaining < kWidth ? remaining : kWidth);
     }
-    if (readable(kWidth)) {
+    if (!negated && readable(kWidth)) {
       group.run(whole_lines, buffered);
     } else {  // the memory behind these rows may not be read
       alignas(64) typename In::X copy[kRowBuffer];
-      std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(kWidth * padded));
+      std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(up_to(group.count, kWidth) * padded));
       for (int64_t r = 0; r < group.count; ++r) {
-        std::memcpy(copy + r * padded, group.x.x + r * x_stride, n * sizeof *copy);
+        const auto* const row = group.x.x + r * x_stride;
+        negated ? copy_negated(row, copy + r * padded, n)
+                : void(std::memcpy(copy + r * padded, row, size_t(n) * sizeof *copy));
       }
       group.x.x = copy, group.x_stride = padded;
       group.run(whole_lines, buffered);
     }
   }
-}
-
-template <class Epilogue, class In, class Y, class... Rest>
-void small_rows(const In& x, Y* y, int64_t n, Rest... rest) {
-  if (n <= kWidth) return small_rows_of<Epilogue, 1>(x, y, n, rest...);
-  if (n <= 2 * kWidth) return small_rows_of<Epilogue, 2>(x, y, n, rest...);
-  if (n <= 3 * kWidth) return small_rows_of<Epilogue, 3>(x, y, n, rest...);
-  if (n <= 4 * kWidth) return small_rows_of<Epilogue, 4>(x, y, n, rest...);
-  small_rows_of<Epilogue, 0>(x, y, n, rest...);
 }
 
 }  // namespace onepass::ONEPASS_ISA

@@ -48,32 +48,30 @@ ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or more
   return any != 0;
 }
 
-// A tile of a function with results of type Y. The maximum is subtracted from each element first, wherever it is.
-template <class Epilogue, class Y>
-struct ForwardTile {
+// The states of a tile whose results have type Y. The maximum is subtracted from each element first, wherever it is.
+template <class Y>
+struct TileStates {
   using A = Acc<Y>;
   using Vector = V<A>;
   using Exp = ExpFor<Y>;
   static constexpr int L = kLanes<A>;
-  static constexpr bool kReduces = Epilogue::kOnePerRow, kFromExp = Epilogue::kFromExp, kHalf = sizeof(Y) == 2;
-  static constexpr bool kInputNan = false;  // clean() has seen to it
+  static constexpr bool kHalf = sizeof(Y) == 2;
   TileShape shape;
   int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
   A* t;
   // The states of the lanes of each sequence. numbers() leaves what is subtracted, and the epilogue's two numbers.
   Vector m[kMaxSequences], sum[kMaxSequences], error[kMaxSequences];
-  bool has_nan = false, has_infinity;
-  bool in_registers = false;  // results come from the elements at once: slices of up to kMaxShortDepth
+  bool has_infinity;
   // Where the elements of the next tile are, which are fetched meanwhile, if they are columns; bytes between its steps.
   const char* next = nullptr;
   int64_t next_step = 0, next_vector = 0;
 
-  static ONEPASS_INLINE Vector nan() { return broadcast_as(std::numeric_limits<A>::quiet_NaN()); }
+  static ONEPASS_INLINE Vector nan() { return broadcast_as(kNan<A>); }
   A* sequence(int64_t s) const { return t + (s / shape.across * shape.depth * shape.across + s % shape.across) * L; }
 
   // The states of the elements in the tile. With kStoreExp their exponentials replace them.
   template <bool kStoreExp>
-  void reduce() {
+  __attribute__((noinline)) void reduce() {
     maxima(m);
     for (int64_t s = 0; s < shape.sequences(); ++s) {
       reduce_one<kStoreExp>(sequence(s), m[s], sum[s], error[s], next ? next + s * next_vector : nullptr);
@@ -150,7 +148,7 @@ struct ForwardTile {
   }
 
   // Adds the states of the elements of another block of the same rows.
-  void reduce_more() {
+  __attribute__((noinline)) void reduce_more() {
     Vector tops[kMaxSequences];
     maxima(tops);
     for (int64_t s = 0; s < shape.sequences(); ++s) {
@@ -174,7 +172,7 @@ struct ForwardTile {
   }
 
   // Adds the sums of the lanes of each row. Their maxima are the same.
-  void fold() {
+  __attribute__((noinline)) void fold() {
     if (parts == 1) return;
     A *const sums = reinterpret_cast<A*>(sum), *const errors = reinterpret_cast<A*>(error);
     for (int64_t j = 0; j < columns; ++j) {
@@ -189,7 +187,7 @@ struct ForwardTile {
   }
 
   // The results of a function that reduces, in `m`; for a state the sums are in `sum`.
-  void results(bool is_state) {
+  __attribute__((noinline)) void results(bool is_state) {
     for (int64_t s = 0; s < shape.sequences(); ++s) {
       if (is_state) {
         sum[s] = sum[s] * kTileUnscale<A> + error[s] * kTileUnscale<A>;
@@ -215,6 +213,22 @@ struct ForwardTile {
     for (int i = 0; i < kLanes<double>; ++i) log[i] = std::log(log[i]);
     return log;
   }
+};
+
+// A tile of a function.
+template <class Epilogue, class Y>
+struct ForwardTile : TileStates<Y> {
+  using typename TileStates<Y>::A;
+  using typename TileStates<Y>::Vector;
+  using typename TileStates<Y>::Exp;
+  using TileStates<Y>::L, TileStates<Y>::kHalf, TileStates<Y>::nan, TileStates<Y>::sequence;
+  using TileStates<Y>::shape, TileStates<Y>::t, TileStates<Y>::m, TileStates<Y>::sum, TileStates<Y>::error;
+  static constexpr bool kFromExp = Epilogue::kFromExp;
+  static constexpr bool kInputNan = false;  // clean() has seen to it
+  template <class>
+  static constexpr bool kReplaces = true;  // results may take the place of elements
+  bool has_nan = false;
+  bool in_registers = false;  // results come from the elements at once: slices of up to kMaxShortDepth
 
   // Makes the numbers of the epilogue of the states. As in torch, a row whose maximum is infinite is NaN.
   void numbers() {
@@ -225,7 +239,7 @@ struct ForwardTile {
   // The numbers of one vector of states. Returns 1 in the lanes that are NaN.
   static ONEPASS_INLINE Vector numbers_of(Vector& m, Vector& sum, Vector& error) {
     if constexpr (!kFromExp) {
-      sum = logarithm(sum * kTileUnscale<A>, error * kTileUnscale<A>);
+      sum = TileStates<Y>::logarithm(sum * kTileUnscale<A>, error * kTileUnscale<A>);
     } else if constexpr (std::is_same_v<A, double>) {
       sum += error;
     } else if constexpr (kHalf) {
@@ -330,10 +344,14 @@ struct ForwardTile {
       short_rows_of_depth<D + 1>(g);
     }
   }
+  __attribute__((noinline)) void short_group(int64_t g) const { short_rows_of_depth(g); }
+  template <class FromExps>
+  void group_results(int64_t g) const {
+    in_registers ? short_group(g) : replace<FromExps>(g);
+  }
   // Results replace all elements, or exponentials, of a group of slices.
   template <class FromExps>
-  ONEPASS_INLINE void group_results(int64_t g) {
-    if (in_registers) return short_rows_of_depth(g);
+  __attribute__((noinline)) void replace(int64_t g) const {
     constexpr bool kFromExps = FromExps::value;
     const int64_t step = shape.across * L, depth = shape.depth;
     for (int64_t w = 0; w < shape.across; ++w) {
@@ -401,11 +419,7 @@ struct RowTile : ForwardTile<Epilogue, Y> {
     }
     this->numbers();
     this->begin_results(0, this->shape.depth);
-    for (int64_t i = 0; i < this->shape.depth; ++i) {
-      this->template step_results<std::false_type>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-        std::memcpy(t + i * kParts + w * kLanes<A>, &v, sizeof v);
-      });
-    }
+    this->template replace<std::false_type>(0);
     store_run<false>(y, n, t, false);
   }
 };

@@ -46,8 +46,9 @@ ONEPASS_INLINE void load_run(const In& x, int64_t count, A* to, int64_t ahead = 
       store_vector(to + i, lane_mask(count - i) ? v[0] : Vec{});
     }
   } else {
-    for (; i < count; ++i) to[i] = x[i];
-    for (; i % kLanes<A>; ++i) to[i] = 0;
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) to[k] = x[k];
+    for (i = count; i % kLanes<A>; ++i) to[i] = 0;
   }
 }
 
@@ -75,6 +76,7 @@ ONEPASS_INLINE void store_run(Y* y, int64_t count, const A* from, bool streaming
     }
     store_up_to(count);
   } else {
+#pragma omp simd
     for (int64_t i = 0; i < count; ++i) y[i] = from_acc<Y>(from[i]);
   }
 }
@@ -239,12 +241,12 @@ ONEPASS_INLINE void for_each_block(int64_t count, Block block) {
 }
 // The elements `ahead` of those that are read are fetched meanwhile.
 template <class A>
-void transpose_in(const A* flat, int64_t count, A* t, int64_t ahead = 0) {
+__attribute__((noinline)) void transpose_in(const A* flat, int64_t count, A* t, int64_t ahead = 0) {
   for_each_block<A>(count, [=](auto size, int64_t k)
                                __attribute__((always_inline)) { block_in<size.value>(flat, count, k, t, ahead); });
 }
 template <class A>
-void transpose_out(const A* t, int64_t count, A* flat) {
+__attribute__((noinline)) void transpose_out(const A* t, int64_t count, A* flat) {
   for_each_block<A>(
       count, [=](auto size, int64_t k) __attribute__((always_inline)) { block_out<size.value>(t, count, k, flat); });
 }

@@ -79,9 +79,10 @@ struct TileWalk {
   // Brings the steps [first, first + count) of a tile in. `flat` has room for slices as they are in memory. Lanes of
   // parts that a row does not fill are `fill`.
   template <class In>
-  void load(const In& x, int tensor, const TileItem& item, int64_t first, int64_t count, A fill, A* t, A* flat) const {
+  __attribute__((noinline)) void load(const In& x, int tensor, const TileItem& item, int64_t first, int64_t count,
+                                      A fill, A* t, A* flat) const {
     const auto load_strided = [&](A* to) {
-      return [&x, to](int64_t offset, int64_t stride, int64_t count, int64_t index) {
+      return [=, &x](int64_t offset, int64_t stride, int64_t count, int64_t index) {
         for (int64_t i = 0; i < count; ++i) to[index + i] = x[offset + i * stride];
       };
     };
@@ -133,36 +134,29 @@ struct TileWalk {
 
   // Stores the steps [first, first + count) of a tile, whose results it makes just before, of what `From` says.
   template <class From, class Y, class Tile>
-  void store(Y* y, int tensor, const TileItem& item, int64_t first, int64_t count, Tile& tile, A* flat,
-             bool streaming) const {
+  __attribute__((noinline)) void store(Y* y, int tensor, const TileItem& item, int64_t first, int64_t count, Tile& tile,
+                                       A* flat, bool streaming) const {
     A* const t = tile.t;
-    const auto store_strided = [](Y* to, const A* from, int64_t stride, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) to[i * stride] = from_acc<Y>(from[i]);
-    };
-    if (plan.kind == TileKind::slices) {
-      const int64_t group = L * slice_elements, groups = ceil_div(item.count, L);
-      const bool in_order = std::is_same_v<Y, A> && !streaming && is_one_run(tensor);
-      int64_t copied = 0;  // groups before those that are copied
-      for (int64_t g = 0; g < groups; ++g) {
-        tile.begin_results(g, count);
-        tile.template group_results<From>(g);
-        if constexpr (std::is_same_v<Y, A>) {
-          if (in_order && g < groups_in_order(item)) {
-            transpose_out(t + g * group, slice_elements, y + item.offset[tensor] + g * group);
-            copied = g + 1;
-            continue;
+    constexpr bool kInputNan = Tile::kInputNan && std::is_same_v<Y, bfloat16>;
+    if constexpr (Tile::template kReplaces<From>) {
+      if (plan.kind == TileKind::slices) {
+        const int64_t group = L * slice_elements, groups = ceil_div(item.count, L);
+        const bool in_order = std::is_same_v<Y, A> && !streaming && is_one_run(tensor);
+        int64_t copied = 0;  // groups before those that are copied
+        for (int64_t g = 0; g < groups; ++g) {
+          tile.begin_results(g, count);
+          tile.template group_results<From>(g);
+          if constexpr (std::is_same_v<Y, A>) {
+            if (in_order && g < groups_in_order(item)) {
+              transpose_out(t + g * group, slice_elements, y + item.offset[tensor] + g * group);
+              copied = g + 1;
+              continue;
+            }
           }
+          transpose_out(t + g * group, slice_elements, flat + (g - copied) * group);
         }
-        transpose_out(t + g * group, slice_elements, flat + (g - copied) * group);
+        return store_slices<kInputNan>(y, tensor, rest_of(item, tensor, copied * L), flat, streaming);
       }
-      return for_each_slice_run(
-          tensor, rest_of(item, tensor, copied * L),
-          [&](int64_t offset, int64_t run, int64_t index) {
-            store_run<Tile::kInputNan>(y + offset, run, flat + index, streaming);
-          },
-          [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
-            store_strided(y + offset, flat + index, stride, size);
-          });
     }
     Y* const to = y + item.offset[tensor];
     const int64_t width = plan.parts * plan.columns;
@@ -172,63 +166,101 @@ struct TileWalk {
       const int64_t stride = columns ? n.strides[tensor] : width, row = columns ? item.count : width;
       const int64_t end = columns ? kEndless : layout.n * plan.columns;  // of a slice
       const bool whole_lines = uintptr_t(to) % kLine == 0 && stride * int64_t(sizeof(Y)) % kLine == 0;
-      with_streaming(streaming && whole_lines, [&](auto is_streaming) __attribute__((always_inline)) {
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t begin = (first + i) * stride, size = end - begin < row ? end - begin : row;
-          tile.template step_results<From>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-            store_results<is_streaming.value, Tile::kInputNan>(to + begin + w * L, size - w * L, v);
-          });
-        }
-      });
-      return;
-    }
-    const int64_t many = width < 1024 ? 1024 / width : 1;
-    for (int64_t i = 0; i < count; i += many) {
-      const int64_t some = count - i < many ? count - i : many, begin = (first + i) * plan.parts;
-      const int64_t rest = layout.n - begin, steps = some * plan.parts < rest ? some * plan.parts : rest;
-      for (int64_t r = i; r < i + some; ++r) {
-        tile.template step_results<From>(r, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-          std::memcpy(t + r * width + w * L, &v, sizeof v);
+      const bool streams = streaming && whole_lines;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t begin = (first + i) * stride, size = end - begin < row ? end - begin : row;
+        tile.template step_results<From>(i, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
+          store_results<kInputNan>(to + begin + w * L, size - w * L, v, streams);
         });
       }
-      const A* const from = t + i * width;
-      for_each_run(
-          layout.reduced, tensor, plan.columns, begin, steps,
-          [&](int64_t offset, int64_t run, int64_t index) {
-            store_run<Tile::kInputNan>(to + offset, run, from + index, streaming);
-          },
-          [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
-            store_strided(to + offset, from + index, stride, size);
-          });
+      return;
+    }
+    if constexpr (Tile::template kReplaces<From>) {
+      tile.template group_results<From>(0);
+      const int64_t begin = first * plan.parts, rest = layout.n - begin;
+      store_parts<kInputNan>(to, tensor, begin, count * plan.parts < rest ? count * plan.parts : rest, t, streaming);
     }
   }
   static constexpr int64_t kEndless = int64_t(1) << 62;
 
+  // Results that lie in slices as in memory.
+  template <bool kInputNan, class Y>
+  __attribute__((noinline)) void store_slices(Y* y, int tensor, const TileItem& item, const A* flat,
+                                              bool streaming) const {
+    for_each_slice_run(
+        tensor, item,
+        [&](int64_t offset, int64_t run, int64_t index) {
+          store_run<kInputNan>(y + offset, run, flat + index, streaming);
+        },
+        [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
+          store_strided(y + offset, flat + index, stride, size);
+        });
+  }
+  // Results of the steps [first, first + steps) of a slice.
+  template <bool kInputNan, class Y>
+  __attribute__((noinline)) void store_parts(Y* y, int tensor, int64_t first, int64_t steps, const A* from,
+                                             bool streaming) const {
+    for_each_run(
+        layout.reduced, tensor, plan.columns, first, steps,
+        [&](int64_t offset, int64_t run, int64_t index) {
+          store_run<kInputNan>(y + offset, run, from + index, streaming);
+        },
+        [&](int64_t offset, int64_t stride, int64_t size, int64_t index) {
+          store_strided(y + offset, from + index, stride, size);
+        });
+  }
+  template <class Y>
+  static void store_strided(Y* to, const A* from, int64_t stride, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i * stride] = from_acc<Y>(from[i]);
+  }
+
   // Stores `count` elements at most of K vectors. Whole vectors may be streamed: those of 16-bit types in pairs.
-  template <bool kStreaming, bool kInputNan, class Y, int K>
-  static ONEPASS_INLINE void store_results(Y* y, int64_t count, const V<A> (&v)[K]) {
+  template <bool kInputNan, class Y, int K>
+  static ONEPASS_INLINE void store_results(Y* y, int64_t count, const V<A> (&v)[K], bool streaming) {
     if (count >= K * L) {
-      if constexpr (std::is_same_v<A, double>) {
-        for (int k = 0; k < K; ++k) {
-          if constexpr (kStreaming) {
-            stream_vector(reinterpret_cast<float*>(y + k * L), Vec(v[k]));
-          } else {
-            store_as(y + k * L, v[k]);
+      with_streaming(streaming, [&](auto is_streaming) __attribute__((always_inline)) {
+        if constexpr (std::is_same_v<A, double>) {
+          for (int k = 0; k < K; ++k) {
+            if constexpr (is_streaming.value) {
+              stream_vector(reinterpret_cast<float*>(y + k * L), Vec(v[k]));
+            } else {
+              store_as(y + k * L, v[k]);
+            }
           }
+        } else {
+          store_vectors<false, false, is_streaming.value, kInputNan>(y, v);
         }
-      } else {
-        store_vectors<false, false, kStreaming, kInputNan>(y, v);
-      }
+      });
       return;
     }
     A all[K * L];
     std::memcpy(all, &v, sizeof v);
-    if (count > 0) store_run<kInputNan>(y, count, all, false);
+    if (count > 0) store_few<kInputNan>(y, count, all);
+  }
+  template <bool kInputNan, class Y>
+  static __attribute__((noinline)) void store_few(Y* y, int64_t count, const A* from) {
+    int64_t i = 0;
+    if constexpr (std::is_same_v<A, float>) {
+      for (; i + L <= count; i += L) store_vector<kInputNan>(y + i, load_vector(from + i));
+      if (i < count) store_tail<kInputNan>(y + i, count - i, load_vector(from + i));
+    } else {
+      for (; i < count; ++i) y[i] = from[i];
+    }
   }
 
+  // Gets a number of each row of a tile, of any type.
+  template <int kTensor>
+  __attribute__((noinline)) void load_rows(const TensorArg& from, const TileItem& item, A* to) const {
+    dispatch_type(from.type, [&](auto type) {
+      const auto* const data = static_cast<const TypeOf<decltype(type)>*>(from.data);
+      for_each_lane(kTensor, item, [=](int64_t offset, int64_t lane) __attribute__((always_inline)) {
+        to[lane] = A(to_acc(data[offset]));
+      });
+    });
+  }
   // Calls work(offset in the tensor, lane) for each row of a tile, where sequences of lanes lie one behind the other.
   template <class Work>
-  void for_each_lane(int tensor, const TileItem& item, Work work) const {
+  ONEPASS_INLINE void for_each_lane(int tensor, const TileItem& item, Work work) const {
     const int64_t step = of_slice ? inner.strides[tensor] : 0;
     if (plan.kind != TileKind::slices) {
       const int64_t rows = plan.kind == TileKind::columns ? item.count : plan.columns;

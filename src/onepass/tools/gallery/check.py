@@ -146,8 +146,8 @@ def load(file: Path, function: str | None = None, like: str = "", **launch: Any)
     if name not in kernels:
         raise ValueError(f"{file} has no kernel {name}; it has {', '.join(kernels) or 'none'}")
     signature = "const TYPE* x, TYPE* y, int64_t rows, int64_t n, int64_t x_stride, int64_t y_stride"
-    if like and (found := _KERNEL.findall(VARIANTS[like].source)):  # cuda-auto has no kernel of its own
-        ((_, signature),) = found
+    if like and (of_rung := _KERNEL.findall(VARIANTS[like].source)):  # cuda-auto has no kernel of its own
+        ((_, signature),) = of_rung
     if kernels[name].count(",") != signature.count(","):
         takes, has = (" ".join(parameters.split()) for parameters in (signature, kernels[name]))
         raise ValueError(f"{name} must take ({takes}), or those of a --like; it takes ({has})")
