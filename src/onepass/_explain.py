@@ -272,13 +272,16 @@ def _describe(
             notes.append("the input is copied to out first, and computed there in place: their layouts differ")
         if plan["copied"] == "result":
             notes.append("the result has the input's layout first, and is then copied to out: their layouts differ")
-        keys = ("isa", "route", "work_items", "grain_size")
-        return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
-    if plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
+    elif plan["view"] != "rows" and (engine == "triton" or not plan["tier"].startswith("columns")):
+        plan["copied"] = "both"
+    if plan.get("copied") == "both":
         extra = plan["rows"] * plan["n"] * x.element_size() * 2
         if function not in REDUCTIONS:
             extra += plan["rows"] * plan["n"] * y_type.itemsize * 2
         notes.append(f"gathered: rows of this layout are copied to unit stride and back, {extra:,} bytes more")
+    if engine == "cpu":
+        keys = ("isa", "route", "work_items", "grain_size")
+        return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if engine == "triton":
         device, entry = place
         here = device is not None and device.type == "cuda" and _is_here(device)

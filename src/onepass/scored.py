@@ -484,8 +484,6 @@ def _launch_forward(
     if _KERNELS[0](x, *tensors, whole, lse, *numbers):
         return y, lse
     rows = _as_rows(x, spec)
-    if rows is None:
-        return None
     into = whole if spec.function == "logsumexp" else torch.empty_like(rows, dtype=y.dtype)
     if not _KERNELS[0](rows, *tensors, into, lse, *numbers):
         return None
@@ -494,11 +492,9 @@ def _launch_forward(
     return y, lse
 
 
-def _as_rows(t: Tensor, spec: Spec) -> Tensor | None:
-    """A copy with the reduced dims side by side in memory, for a GPU, whose kernels take such rows always: also in the
-    batch-invariant mode, and where more dims do not merge than kernels of columns take."""
-    if not t.is_cuda:
-        return None
+def _as_rows(t: Tensor, spec: Spec) -> Tensor:
+    """A copy with the reduced dims side by side in memory. Kernels take such rows always: also in the batch-invariant
+    mode, and where more dims do not merge than those of columns on a GPU take."""
     order = [d for d in range(t.dim()) if d not in spec.dims] + sorted(spec.dims)
     return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
 
@@ -532,11 +528,10 @@ def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, 
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
         if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):
             return dx
-        rows = [None if t is None else _as_rows(t, spec) for t in (g, y, x)]
-        if rows[1] is not None:
-            into = torch.empty_like(rows[1], dtype=dx.dtype)
-            if _KERNELS[1](*rows, scale, mask, into, *numbers):
-                return dx.copy_(into)
+        of_g, of_y, of_x = _as_rows(g, spec), _as_rows(y, spec), None if x is None else _as_rows(x, spec)
+        into = torch.empty_like(of_y, dtype=dx.dtype)
+        if _KERNELS[1](of_g, of_y, of_x, scale, mask, into, *numbers):
+            return dx.copy_(into)
     return _laid_out(backward_arithmetic(g, y, x, side, spec, scores), y)
 
 

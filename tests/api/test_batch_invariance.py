@@ -1,5 +1,4 @@
-"""Batch invariance: the switches, and on a GPU a row's bits over the number of rows, its place, and every tier.
-test_cpu_tiles.py has the bits on a CPU."""
+"""Batch invariance: the switches, and a row's bits over the number of rows, its place, and every tier of a GPU."""
 
 import concurrent.futures
 
@@ -67,6 +66,34 @@ def test_scores(dtype, dim, device):
                 for at in (0, 5, 12):
                     own = {k: v[at : at + 1] if k in ("mask", "sink") else v for k, v in given.items()}
                     assert torch.equal(onepass.softmax(x[at : at + 1].clone(), dim, **own)[0], y[at]), (n, list(given))
+
+
+@pytest.mark.parametrize("scores", [{}, {"scale": 0.3, "softcap": 5.0}], ids=["plain", "scored"])
+@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=["float32", "bfloat16", "float64"])
+def test_bits_of_a_row_on_a_cpu(dtype, scores):
+    """Alone, and in tensors of any layout."""
+
+    def results(x, g, dim):
+        """Of all functions, and of their gradients where that is g; a row's numbers along `dim`."""
+        x = x.detach().requires_grad_()
+        with onepass.batch_invariant():
+            for f in (onepass.softmax, onepass.log_softmax, onepass.softmin, onepass.logsumexp):
+                y = f(x, dim, **scores)
+                yield y.detach() if y.dim() == x.dim() else y.detach().unsqueeze(dim)
+                yield torch.autograd.grad(y, x, g if y.dim() == x.dim() else g.select(dim, 0))[0]
+
+    for n, rows in ((1, 40), (3, 40), (20, 40), (33, 40), (300, 40), (1000, 20), (5001, 20), (70_001, 1)):
+        generator = torch.Generator().manual_seed(n)
+        x, g = (torch.randn(4, n, rows, generator=generator).to(dtype) for _ in range(2))
+        place = 3, slice(None), rows - 1
+        alone = list(results(x[place].clone(), g[place].clone(), 0))
+        some = x[2:, :, rows // 2 :], g[2:, :, rows // 2 :]
+        for a, b in ((x, g), (x.mT.contiguous().mT, g), some, (x[3], g[3]), (x[..., -1], g[..., -1].clone())):
+            dim = 0 if a.shape[0] == n else 1
+            for got, want in zip(results(a, b, dim), alone, strict=True):
+                row = got[-1] if dim == 1 else got
+                row = row[:, -1] if row.dim() == 2 else row
+                assert torch.equal(row, want), (n, tuple(a.shape), a.stride())
 
 
 # On a GPU: a length or two of every tier that an invariant plan takes.

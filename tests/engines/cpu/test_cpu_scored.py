@@ -30,6 +30,7 @@ SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
 ]
 SHAPES += [((5, 100), [1]), ((3, 1000), [1]), ((2, 3, 5, 64), [3]), ((2, 3, 33, 17), [3]), ((2, 4099), [1])]
 SHAPES += [((n, 40), [0]) for n in (1, 2, 7, 33, 1000)] + [((9, 300), [0]), ((2, 31, 18), [1]), ((2, 5, 3), [1])]
+SHAPES += [((70, 3, 5), [1]), ((300, 9, 2), [1]), ((3, 40, 7, 3), [2]), ((33, 2, 5, 3), [1, 3])]  # which are gathered
 SHAPES += [((2, 7, 17), [1, 2]), ((3, 4, 5, 6), [0, 2]), ((4, 3, 50), [0, 1]), ((2, 3, 4), [0, 1, 2])]
 
 
@@ -182,7 +183,18 @@ def test_random_calls(function: str, dtype: torch.dtype) -> None:
         check(seed, function, dtype)
 
 
-@pytest.mark.parametrize("layout", ["rows", "short", "columns"])
+def laid_out(t: Tensor, layout: str) -> Tensor:
+    """Rows as the dim 1 of a tensor, or as the dim 0 of columns."""
+    if layout == "columns":
+        return t.t().contiguous()
+    return t[..., None].repeat(1, 1, 2) if layout == "gathered" else t
+
+
+def as_rows(t: Tensor, layout: str) -> Tensor:
+    return t.t() if layout == "columns" else t[..., 1] if layout == "gathered" else t
+
+
+@pytest.mark.parametrize("layout", ["rows", "short", "columns", "gathered"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_special_values(function: str, dtype: torch.dtype, layout: str) -> None:
     n = 7 if layout == "short" else 61
@@ -201,21 +213,19 @@ def test_special_values(function: str, dtype: torch.dtype, layout: str) -> None:
                 Spec(function, [1], None, True),
             )
             want, want_lse = forward_arithmetic(x.double(), doubles(side), spec, scores)
-            if layout == "columns":
-                given = x.t().contiguous(), SideTensors(mask=mask.t(), sink=None if sink is None else sink.t())
-                y, lse = (t.t() for t in forward(*given, spec._replace(dims=[0]), scores))
-            else:
-                y, lse = forward(x, side, spec, scores)
+            placed = SideTensors(mask=laid_out(mask, layout), sink=None if sink is None else laid_out(sink, layout))
+            given = laid_out(x, layout), placed, spec._replace(dims=[0 if layout == "columns" else 1]), scores
+            y, lse = (as_rows(t, layout) for t in forward(*given))
             error = 4 * torch.finfo(lse.dtype).eps * (1 if function == "softmax" else 8)
             assert_close(y, want, error, (sink is None, zero))
             assert_close(lse, want_lse, error, (sink is None, zero))
 
 
-@pytest.mark.parametrize("layout", ["rows", "short", "columns"])
+@pytest.mark.parametrize("layout", ["rows", "short", "columns", "gathered"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: str) -> None:
     """A gradient is 0 where an element takes no part, whatever the others are; in rows beside them nothing changes."""
-    n = {"rows": 301, "short": 7, "columns": 61}[layout]
+    n = {"rows": 301, "short": 7}.get(layout, 61)
     x, g = torch.randn(40, n).to(dtype), torch.randn(40, n).to(dtype)
     mask = torch.ones(40, n, dtype=torch.bool)
     mask[1], mask[2:9, 2], mask[20:, 4:] = False, False, False
@@ -229,7 +239,6 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
         math.inf,
     )
     x[8, 1], x[9], x[10, :2], x[11, 1], x[12] = math.nan, -math.inf, -math.inf, math.inf, torch.finfo(dtype).max / 2
-    turned = (lambda t: t.t().contiguous()) if layout == "columns" else lambda t: t
     wide = F64 if dtype is F64 else F32
     for zero, cap, right in (
         (False, 0.0, None),
@@ -238,13 +247,13 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
         (False, 0.0, 20),
         (False, 0.0, 0),
     ):
-        right = None if layout == "columns" else right
-        side, scores = SideTensors(mask=turned(mask)), Scores(0.5, cap, right=right, empty_is_zero=zero)
+        right = None if layout in ("columns", "gathered") else right
+        side, scores = SideTensors(mask=laid_out(mask, layout)), Scores(0.5, cap, right=right, empty_is_zero=zero)
         spec = Spec(function, [0 if layout == "columns" else 1], dtype, True)
-        given, dy = turned(x), turned(g)
+        given, dy = laid_out(x, layout), laid_out(g, layout)
         y, lse = forward(given, side, spec, scores)
         if function == "logsumexp":
-            dy = turned(g[:, :1]).to(wide).contiguous()
+            dy = laid_out(g[:, :1], layout).to(wide).contiguous()
             got = logsumexp_backward(dy, lse, False, given, side, spec, scores, dtype)
             want = logsumexp_backward_arithmetic(dy, lse, False, given, side, spec, scores)
         else:

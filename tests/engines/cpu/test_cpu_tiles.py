@@ -108,21 +108,6 @@ def test_extreme_values_stay_in_their_rows(value: float) -> None:
             support.assert_defined("state", state, x, 1)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F64], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
-    rows = ((n, 1) for n in (1, 3, 20, 33, 1000, 5001))
-    for n, inner in (*rows, (5, 3), (40, 17), (700, 3), (300, 40), (2000, 2)):
-        x = support.maker(dtype)(40, n, inner)
-        y = torch.softmax(support.maker(F64)(40, n, inner), 1).to(dtype)
-        with onepass.batch_invariant():
-            made, dx = onepass.softmax(x, 1), torch.ops.onepass._softmax_backward(x, y, 0, [1], dtype)
-            assert torch.equal(onepass.softmax(x[31], 0), made[31])
-            for some in (slice(0, 1), slice(7, 8), slice(3, 20), slice(39, 40)):
-                assert torch.equal(onepass.softmax(x[some], 1), made[some])
-                part = torch.ops.onepass._softmax_backward(x[some], y[some], 0, [1], dtype)
-                assert torch.equal(part, dx[some])
-
-
 def test_threads_and_streaming_stores_give_the_same_bits() -> None:
     before = torch.get_num_threads()
     try:

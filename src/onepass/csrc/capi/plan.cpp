@@ -67,16 +67,18 @@ std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
+  const bool invariant = batch_invariant();
+  // Gathered: contiguous rows at aligned addresses.
+  if (!problem.has_rows() && (invariant || (gpu.arch && !fits_tiles(layout)))) {
+    problem.layout = contiguous_layout(layout.rows, layout.n, reduced);
+    problem.tensors[kX].data = problem.tensors[kY].data = nullptr;
+    copied = Copied::both;
+  }
   if (!gpu.arch) {
     const CpuPlan plan = cpu_engine().plan(problem);
     return json + ", " + field("isa", cpu_engine().isa) + ", " + field("fused", cpu_fuses(problem.function, x, y)) +
            ", " + field("copied", kCopiedNames[int(copied)]) + ", " + field("route", kCpuRouteNames[int(plan.route)]) +
            ", " + field("work_items", plan.work_items) + ", " + field("grain_size", plan.grain_size) + "}";
-  }
-  const bool invariant = batch_invariant();
-  if (!problem.has_rows() && (invariant || !fits_tiles(layout))) {  // gathered: contiguous rows at aligned addresses
-    problem.layout = contiguous_layout(layout.rows, layout.n, reduced);
-    problem.tensors[kX].data = problem.tensors[kY].data = nullptr;
   }
   const CudaPlan plan = plan_cuda(problem, gpu, invariant);
   const int64_t read_again = plan.tier == Tier::grid ? RowChunks(plan, layout.n, 1).unkept : 0;
@@ -132,7 +134,7 @@ ONEPASS_API int onepass_plan(int function, bool backward, int arch, int sm_count
     };
     Layout layout = layout_of(kX, kY);
     Copied what = Copied::nothing;
-    if (!reduced && !arch) {
+    if (!reduced && !arch && !invariant) {
       const Layout of_x = layout_of(kX, kX), of_y = layout_of(kY, kY);
       what = copied(layout, of_x, of_y);
       if (what != Copied::nothing) layout = what == Copied::input ? of_y : of_x;

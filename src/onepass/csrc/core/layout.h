@@ -186,8 +186,8 @@ inline Layout contiguous_layout(int64_t rows, int64_t n, bool is_reduction) {
 
 // What is copied before or after a call on the CPU, whose engine takes rows or columns that lie side by side in input
 // and output alike faster than those that lie in two ways.
-enum class Copied { nothing, input, result };
-constexpr const char* kCopiedNames[] = {"nothing", "input", "result"};
+enum class Copied { nothing, input, result, both };
+constexpr const char* kCopiedNames[] = {"nothing", "input", "result", "both"};
 
 // From the layouts of a call, of its input with itself, and of its output with itself.
 inline Copied copied(const Layout& call, const Layout& of_x, const Layout& of_y) {

@@ -83,7 +83,7 @@ struct ScoredProblem {
   }
 };
 
-// Runs a problem whose result is not empty.
-void run_scored_cpu(const ScoredProblem& problem);
+// Runs a problem whose result is not empty. The plan may put its outer dims in another order.
+void run_scored_cpu(ScoredProblem& problem);
 
 }  // namespace onepass

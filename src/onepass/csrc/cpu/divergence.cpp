@@ -3,6 +3,7 @@
 //
 // The lanes of a vector are classes of a row, or rows that are neighbours. Vectors of a row are computed where they
 // are, if they lie side by side in all tensors. All others are copied to the scratch memory first, a block at a time.
+#include "../core/batch_invariant.h"
 #include "divergence_rows.h"
 
 namespace onepass::ONEPASS_ISA {

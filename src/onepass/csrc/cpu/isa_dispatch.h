@@ -21,7 +21,7 @@ struct CpuEngine {
   bool (*works)();
   CpuPlan (*plan)(const Problem&);
   void (*run)(const Problem&, const CpuPlan&, CpuPhase, ChunkState*, int64_t begin, int64_t end);
-  ScoredPlan (*plan_scored)(const ScoredProblem&);
+  ScoredPlan (*plan_scored)(ScoredProblem&);
   void (*run_scored)(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end);
   LossPlan (*plan_loss)(const LossProblem&);
   void (*run_loss)(const LossProblem&, const LossPlan&, int64_t begin, int64_t end);

@@ -4,6 +4,7 @@
 // A tile is four vectors wide. Its lanes are rows that are neighbours, and a step is a class; or its lanes are parts of
 // one row, merged in the end, and a step is as many classes as there are lanes. Blocks of steps are read twice, the
 // second time from the cache: for their maxima, and for the sums of exponentials relative to the maxima so far.
+#include "../core/batch_invariant.h"
 #include "loss_rows.h"
 
 #include <stdexcept>

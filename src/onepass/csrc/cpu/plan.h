@@ -2,7 +2,6 @@
 // planned here, once per call.
 #pragma once
 
-#include "../core/batch_invariant.h"
 #include "engine.h"
 #include "simd.h"
 
@@ -77,7 +76,7 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
   const bool low = backward && n <= kLowSteps && size_of(call.type(kGrad)) == 4;
   const bool fills = b % L == 0 || b >= 4 * L || (backward && b >= 2 * L && !few) || (low && b > L);
   int64_t items = slices, elements = n * b;
-  if (in_columns && (fills || (n * b > kMaxSliceElements && batch_invariant()))) {
+  if (in_columns && fills) {
     tile.kind = TileKind::columns, tile.columns = 1;
     const int64_t lanes = kMaxSequences * L, forward = kMaxColumns < lanes ? kMaxColumns : lanes;
     const int64_t most = backward ? kGradLineBytes / size_of(call.type(kSaved)) : forward;

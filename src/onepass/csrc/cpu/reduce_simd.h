@@ -9,13 +9,15 @@ template <int Distance, size_t... Lane>
 ONEPASS_INLINE Vec swap_lanes(Vec v, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(v, v, int(Lane ^ Distance)...);
 }
-// Merges all lanes of a vector: each lane with the lane half a vector away, then a quarter, and so on.
-template <int Distance = kWidth / 2, class Merge>
+// Merges all lanes of a vector in the order of transpose_reduce, so that a row's sum has the same bits alone: each lane
+// with the one that is 2 away, then 1, 4 and 8.
+template <int Level = 0, class Merge>
 ONEPASS_INLINE float reduce_lanes(Vec v, Merge merge) {
-  if constexpr (Distance == 0) {
+  if constexpr (1 << Level == kWidth) {
     return v[0];
   } else {
-    return reduce_lanes<Distance / 2>(merge(v, swap_lanes<Distance>(v, Lanes())), merge);
+    constexpr int distance = Level < 2 ? 2 >> Level : 1 << Level;
+    return reduce_lanes<Level + 1>(merge(v, swap_lanes<distance>(v, Lanes())), merge);
   }
 }
 ONEPASS_INLINE float reduce_max(Vec v) { return reduce_lanes(v, max); }

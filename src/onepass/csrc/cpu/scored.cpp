@@ -1,10 +1,20 @@
 // scored.cpp: the plans of scored problems, and what runs them, compiled once per instruction set (ONEPASS_ISA names
 // it, and its namespace).
+#include "../core/batch_invariant.h"
 #include "scored_forward.h"
 
 namespace onepass::ONEPASS_ISA {
 
 namespace {
+
+constexpr int64_t kMinGatheredRows = 2;  // for each lane
+
+// Elements of the longest row that is gathered: a row alone costs a function some hundred elements' time, one of
+// doubles more, and a gradient less.
+int64_t max_gathered_row(const ScoredProblem& p) {
+  if (p.is_backward()) return 64;
+  return p.accumulator() == DType::float64 ? 256 : 96;
+}
 
 // Do the results of a row lie side by side, or those of neighbouring columns?
 bool stores_in_place(const ScoredProblem& p, bool in_columns) {
@@ -23,17 +33,34 @@ bool are_at_lines(const ScoredProblem& p, int64_t width) {
   return all;
 }
 
+// Whether tiles have a row in each lane. Their rows lie side by side; or they are short and at equal distances, along
+// the longest dim, which becomes the innermost one, and their elements are gathered.
+bool is_tiled(ScoredProblem& p, bool is_small, int64_t lanes) {
+  if (p.outer.count == 0) return false;
+  const auto column = p.outer.innermost();
+  if (column.size >= lanes && column.strides[kInput] == 1 && p.reduced.innermost().strides[kInput] != 1) return true;
+  if (is_small || p.n > max_gathered_row(p) || batch_invariant()) return false;
+  auto* const dims = p.outer.dims;
+  const auto by_size = [](const auto& a, const auto& b) { return a.size < b.size; };
+  auto* const longest = std::max_element(dims, dims + p.outer.count, by_size);
+  if (longest->size < kMinGatheredRows * lanes) return false;
+  std::rotate(longest, longest + 1, dims + p.outer.count);
+  return true;
+}
+
 }  // namespace
 
-ScoredPlan plan_scored(const ScoredProblem& p) {
+ScoredPlan plan_scored(ScoredProblem& p) {
   const bool backward = p.is_backward(), wide = p.accumulator() == DType::float64;
   const int64_t size = backward ? 2 * size_of(p.in) : wide ? 8 : 4, L = int64_t(sizeof(Vec)) / (wide ? 8 : 4);
-  const auto column = p.outer.innermost(), row = p.reduced.innermost();
-  const bool in_columns = p.outer.count && column.size >= L && column.strides[kInput] == 1 && row.strides[kInput] != 1;
+  const int64_t most_small = size_of(p.out) == 2 ? kMaxSmallRow : 256;
+  const bool is_small = p.reduced.count <= 1 && (backward ? p.reduced.innermost().strides[kInput] == 1
+                                                          : !wide && stores_in_place(p, false) && p.n <= most_small);
+  const bool in_columns = is_tiled(p, is_small, L);
+  const auto column = p.outer.innermost();
   ScoredPlan plan;
   plan.stores = backward || !is_reduction(p.function);
   plan.stores_in_place = stores_in_place(p, in_columns);
-  const int64_t most_small = size_of(p.out) == 2 ? kMaxSmallRow : 256;
   if (in_columns) {
     plan.route = ScoredRoute::columns;
     const int64_t fit = kScratch * int64_t(sizeof(float)) / size / (p.n + 1);
@@ -47,7 +74,7 @@ ScoredPlan plan_scored(const ScoredProblem& p) {
     plan.route = ScoredRoute::row_chunks, plan.chunks = ceil_div(p.n, kChunk);
     plan.reduces = !backward || !is_reduction(p.function);
     plan.work_items = p.rows * plan.chunks;
-  } else if (!backward && !wide && plan.stores_in_place && p.reduced.count <= 1 && p.n <= most_small) {
+  } else if (!backward && is_small) {
     plan.route = ScoredRoute::small_rows, plan.work_items = ceil_div(p.rows, kRowsPerItem);
   } else {
     plan.work_items = p.rows;

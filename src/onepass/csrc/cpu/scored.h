@@ -8,7 +8,7 @@ namespace onepass {
 
 // rows        rows that a thread takes one after another
 // small_rows  (forward) some dozen short rows at a time
-// columns     tiles of rows that lie side by side, one per lane
+// columns     tiles of rows, one per lane, that lie side by side; or of short ones at equal distances
 // row_chunks  chunks of long rows
 enum class ScoredRoute { rows, small_rows, columns, row_chunks };
 
@@ -36,7 +36,7 @@ struct ScoredState {
 // of `run_scored` that scored_backward.cpp has.
 #define ONEPASS_DECLARE_SCORED(isa)                                                                             \
   namespace isa {                                                                                               \
-  ScoredPlan plan_scored(const ScoredProblem& problem);                                                         \
+  ScoredPlan plan_scored(ScoredProblem& problem);                                                               \
   void run_scored(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin, int64_t end); \
   void run_scored_backward(const ScoredProblem&, const ScoredPlan&, CpuPhase, ScoredState*, int64_t begin,      \
                            int64_t end);                                                                        \

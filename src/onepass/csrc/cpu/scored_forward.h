@@ -280,7 +280,7 @@ struct ScoredForward {
       const int64_t depth = std::min(p.n, tile_depth(across) - sinks);
       const bool fits = depth == p.n, fetches = fits && p.n * columns.count * size <= kFetchBytes;
       const char* const x = static_cast<const char*>(p.data[kInput]) + columns.at(kInput) * size;
-      tile.next = fetches && rows.is_one_run() ? x + columns.count * size : nullptr;
+      tile.next = fetches && rows.is_one_run() && columns.step[kInput] == 1 ? x + columns.count * size : nullptr;
       const bool keeps_exps = Epilogue::kFromExp && fits && !p.has(kRowLse);  // of +inf they would make no logsumexp
       // A block of steps, the first one with the sinks behind it.
       const auto load = [&](int64_t first) {

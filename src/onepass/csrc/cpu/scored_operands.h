@@ -24,9 +24,20 @@ ONEPASS_INLINE A widen(T v) {
     return A(to_acc(v));
   }
 }
+// Elements that are `step` apart, one behind the other.
 template <class A, class T>
 __attribute__((noinline)) void gather(const T* from, int64_t step, int64_t count, A* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = widen<A>(from[j * step]);
+}
+
+// The same for the lanes of a vector, in registers: one that was stored in parts would wait to be read.
+template <class A, class T, size_t... Lane>
+ONEPASS_INLINE V<A> gather_lanes(const T* from, int64_t step, std::index_sequence<Lane...>) {
+  return V<A>{widen<A>(from[int64_t(Lane) * step])...};
+}
+template <class A, class T>
+__attribute__((noinline)) V<A> gather_vector(const T* from, int64_t step) {
+  return gather_lanes<A>(from, step, std::make_index_sequence<size_t(kLanes<A>)>());
 }
 
 // K vectors of elements that are `step` apart, or the first `count` elements of one vector. T is a byte for a mask.
@@ -40,10 +51,12 @@ ONEPASS_INLINE void load_operand(const T* from, int64_t step, V<A> (&v)[K], Coun
     if constexpr (has_vectors) load_vectors<false>(from, v, count...);
   } else if (std::is_same_v<A, T> && step == 1 && sizeof...(count) == 0) {
     if constexpr (std::is_same_v<A, T>) std::memcpy(&v, from, sizeof v);
-  } else {
-    A each[K * L] = {};
-    gather(from, step, sizeof...(count) ? (int64_t(0) + ... + count) : int64_t(K * L), each);
+  } else if constexpr (sizeof...(count)) {
+    A each[L] = {};
+    gather(from, step, (int64_t(0) + ... + count), each);
     std::memcpy(&v, each, sizeof v);
+  } else {
+    for (int k = 0; k < K; ++k) v[k] = gather_vector<A>(from + k * L * step, step);
   }
 }
 

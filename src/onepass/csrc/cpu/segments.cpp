@@ -3,6 +3,7 @@
 //
 // Neighbouring segments are computed a block at a time (segment_block.h). A segment that fits no block is cut into
 // chunks, whose states are merged.
+#include "../core/batch_invariant.h"
 #include "segments.h"
 
 #include "segment_block.h"

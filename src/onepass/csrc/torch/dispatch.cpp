@@ -4,12 +4,13 @@
 #include <mutex>
 #include <numeric>
 
+#include "../core/batch_invariant.h"
 #include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
 #include "../core/scored_problem.h"
 #include "../core/segment_problem.h"
 #include "../cpu/isa_dispatch.h"
-#include "operators.h"
+#include "gathered_rows.h"
 
 namespace onepass {
 
@@ -24,6 +25,12 @@ void run_parallel(int64_t count, int64_t grain_size, const Work& work) {
 void run_cpu(const Problem& problem) {
   cpu_engine().execute(problem,
                        [](int64_t count, int64_t grain_size, auto&& work) { run_parallel(count, grain_size, work); });
+}
+
+// Batch-invariant calls have contiguous rows: the bits of a row follow from how it is computed, and that from its
+// layout.
+bool is_gathered_on_cpu(const Problem& problem) {
+  return batch_invariant() && !problem.has_rows() && problem.layout.n > 0;
 }
 
 Layout layout_of(const TensorArgs& args, bool contiguous) {
@@ -91,7 +98,7 @@ void run_plain_gradient(const ScoredProblem& scored) {
 
 }  // namespace
 
-void run_scored_cpu(const ScoredProblem& problem) {
+void run_scored_cpu(ScoredProblem& problem) {
   if (is_plain_gradient(problem)) return run_plain_gradient(problem);
   const CpuEngine& engine = cpu_engine();
   const ScoredPlan plan = engine.plan_scored(problem);
@@ -195,6 +202,7 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
   }
   const Problem problem =
       Problem::forward(layout_of(args, contiguous), args.function, x_type, y_type, x.data(), y.mutable_data());
+  if (!x.is_cuda() && is_gathered_on_cpu(problem)) return run_gathered(problem, args, run_cpu);
   if (!x.is_cuda() && !args.is_reduction() && problem.layout.view == View::strided) {
     const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
     if (what == Copied::input) {
@@ -254,7 +262,7 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
       dx_type, dx.mutable_data(), data_of(kSaved), data_of(kGrad), data_of(kLse));
   if (!dx.is_cuda()) {
     problem.threads = int64_t(torch::stable::get_num_threads());
-    return run_cpu(problem);
+    return is_gathered_on_cpu(problem) ? run_gathered(problem, args, run_cpu) : run_cpu(problem);
   }
   cuda::run(problem, args, plan);
 }

@@ -1,5 +1,6 @@
 // scored.cpp: the operators of scores. They answer whether an engine has a kernel for the call, and have then computed
 // it; otherwise plain arithmetic does (scored.py).
+#include "../core/batch_invariant.h"
 #include "../core/scored_problem.h"
 
 #include "../core/stable_tensor.h"
@@ -44,6 +45,9 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
     fail("x goes with a softcap");
   }
   if (x.is_cuda()) return cuda::run_scored(problem, x);
+  // The bits of a row follow from its layout, but for the gradient of logsumexp, which sums nothing.
+  const bool sums = !problem.is_backward() || !is_reduction(problem.function);
+  if (sums && batch_invariant() && !problem.has_rows()) return false;
   run_scored_cpu(problem);
   return true;
 }

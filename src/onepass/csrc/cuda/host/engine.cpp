@@ -6,7 +6,7 @@
 #include "../../core/batch_invariant.h"
 #include "../../plan/column_view.h"
 #include "launch.h"
-#include "../../torch/operators.h"
+#include "../../torch/gathered_rows.h"
 #include "cuda_driver.h"
 
 namespace onepass::cuda {
@@ -57,71 +57,6 @@ void launch_on_stream(const Problem& problem, const TensorRef& like, const CudaP
   });
 }
 
-// A tensor of a problem with its dims in another order: leading planes, outer dims, reduced dims. `is_one_per_row`: of
-// the reduced dims only the first element.
-struct Reordered {
-  const TensorRef& tensor;
-  int64_t sizes[kMaxDims + 1], strides[kMaxDims + 1];
-
-  Reordered(const TensorArgs& args, int t, bool is_one_per_row) : tensor(*args.tensors[t]) {
-    int64_t by_input_dim[kMaxDims];
-    args.get_strides(t, by_input_dim);
-    int rank = 0;
-    if (args.has_planes(t)) sizes[rank] = tensor.sizes[0], strides[rank++] = tensor.strides[0];
-    const bool lacks_reduced = args.is_one_per_row(t) && !args.keepdim;
-    for (const bool reduced : {false, true}) {
-      for (int i = 0; i < args.like().rank; ++i) {
-        if (args.dims.reduced[i] != reduced || (reduced && lacks_reduced)) continue;
-        sizes[rank] = reduced && is_one_per_row ? 1 : args.like().sizes[i];
-        strides[rank++] = by_input_dim[i];
-      }
-    }
-  }
-  OwnedTensor view() const { return as_strided(tensor, sizes, strides); }
-  OwnedTensor empty_rows(DType type) const { return empty_contiguous(tensor.rank, sizes, type, tensor); }
-};
-
-// The layout of contiguous rows; some tensors have one element per row.
-Layout rows_of(const Layout& of, const bool* is_one_per_row) {
-  Layout layout;
-  Dim outer = {of.rows, {}}, reduced = {of.n, {}};
-  for (int t = 0; t < kMaxTensors; ++t) {
-    outer.strides[t] = is_one_per_row[t] ? 1 : of.n, reduced.strides[t] = is_one_per_row[t] ? 0 : 1;
-  }
-  layout.add(outer, false), layout.add(reduced, true);
-  layout.view = View::rows;
-  return layout;
-}
-
-// Copies the tensors to contiguous rows, launches over these, and copies the result back.
-void gather_and_launch(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
-  std::optional<OwnedTensor> rows[kMaxTensors], result;
-  bool is_one_per_row[kMaxTensors] = {};
-  Problem gathered = problem;
-  for (int t = 0; t < kMaxTensors; ++t) {
-    is_one_per_row[t] = !args.tensors[t] || args.is_one_per_row(t);
-    if (!args.tensors[t]) continue;
-    if (problem.is_backward() && t == kGrad && !is_one_per_row[t]) {
-      int64_t strides[kMaxDims];
-      args.get_strides(t, strides);
-      is_one_per_row[t] = true;  // where it is broadcast along all reduced dims
-      for (int i = 0; i < args.like().rank; ++i)
-        is_one_per_row[t] &= !args.dims.reduced[i] || args.like().sizes[i] == 1 || strides[i] == 0;
-    }
-    const Reordered reordered(args, t, is_one_per_row[t]);
-    rows[t].emplace(reordered.empty_rows(problem.type(t)));
-    gathered.tensors[t].data = TensorRef(rows[t]->get()).mutable_data();
-    if (t == args.output()) {
-      result.emplace(reordered.view());
-    } else {
-      check_torch(aoti_torch_copy_(rows[t]->get(), reordered.view().get(), 1));
-    }
-  }
-  gathered.layout = rows_of(problem.layout, is_one_per_row);
-  launch_on_stream(gathered, args.like(), plan);
-  check_torch(aoti_torch_copy_(result->get(), rows[args.output()]->get(), 1));
-}
-
 }  // namespace
 
 void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
@@ -129,7 +64,7 @@ void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan) {
   const bool in_place =
       problem.has_rows() || (!batch_invariant() && (!plan || plan->of_columns()) && fits_tiles(problem.layout));
   if (in_place) return launch_on_stream(problem, args.like(), plan);
-  gather_and_launch(problem, args, plan);
+  run_gathered(problem, args, [&](const Problem& rows) { launch_on_stream(rows, args.like(), plan); });
 }
 
 bool run_scored(const ScoredProblem& problem, const TensorRef& like) {
