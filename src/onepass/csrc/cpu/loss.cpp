@@ -212,9 +212,13 @@ struct LossForward : LossRows<T> {
   // lse - s of a class of each row, and 0 where the class is not to be looked at.
   void picks_of(const Tile& t, const State& s, const Vector* log_l, int64_t pick, Vector (&picks)[4]) const {
     clear(picks);
-    for (int64_t j = 0; j < t.rows; ++j) {
-      const int64_t at = this->is_ignored(t.row + j) ? 0 : p.index[(t.row + j) * p.picks + pick];
-      lane(picks, j) = to_acc(t.x[j * t.row_stride + at * p.x_step]);
+    const int64_t* const index = p.index + t.row * p.picks + pick;
+    const int64_t each = p.picks, step = p.x_step;
+    const int64_t ignored = p.is_cross ? p.ignore_index : -1;  // otherwise none is
+    const T* x = t.x;
+    for (int64_t j = 0; j < t.rows; ++j, x += t.row_stride) {
+      const int64_t at = index[j * each];
+      lane(picks, j) = to_acc(x[at == ignored ? 0 : at * step]);
     }
     for (int k = 0; k < 4; ++k) picks[k] *= t.factor[k];
     if constexpr (!kPlain) this->cap(picks);
@@ -245,10 +249,11 @@ struct LossForward : LossRows<T> {
   void write_losses(const Tile& t, const State& s, const Vector* log_l) const {
     Vector losses[4], factors[4], counts[4];
     picks_of(t, s, log_l, 0, losses);
-    clear(factors), clear(counts);
-    for (int64_t j = 0; j < t.rows; ++j) {
-      const bool is_ignored = this->is_ignored(t.row + j);
-      lane(counts, j) = !is_ignored, lane(factors, j) = weight && !is_ignored ? weight[p.index[t.row + j]] : A(1);
+    std::fill_n(factors, 4, broadcast_as(A(1))), std::fill_n(counts, 4, broadcast_as(A(1)));
+    const bool ignores = this->ignores(t.row, t.rows);
+    for (int64_t j = 0; ignores && j < t.rows; ++j) lane(counts, j) = !this->is_ignored(t.row + j);
+    for (int64_t j = 0; weight && j < t.rows; ++j) {
+      if (!this->is_ignored(t.row + j)) lane(factors, j) = weight[p.index[t.row + j]];
     }
     for (int k = 0; k * L < t.rows; ++k) {
       const Vector lse = s.m[k] + log_l[k];
@@ -311,8 +316,11 @@ struct LossForward : LossRows<T> {
 
 void check_classes(const LossProblem& p) {
   const int64_t count = p.rows * p.picks, ignored = p.is_cross ? p.ignore_index : 0;
-  bool is_wrong = false;
-  for (int64_t i = 0; i < count; ++i) is_wrong |= (uint64_t(p.index[i]) >= uint64_t(p.n)) & (p.index[i] != ignored);
+  const int64_t* const index = p.index;
+  const uint64_t classes = uint64_t(p.n);
+  int64_t is_wrong = 0;
+#pragma omp simd reduction(| : is_wrong)
+  for (int64_t i = 0; i < count; ++i) is_wrong |= (uint64_t(index[i]) >= classes) & (index[i] != ignored);
   for (int64_t i = 0; is_wrong; ++i) {
     if (uint64_t(p.index[i]) < uint64_t(p.n) || p.index[i] == ignored) continue;
     throw std::runtime_error("onepass: class " + std::to_string(p.index[i]) + " is out of range for " +
@@ -344,7 +352,7 @@ LossPlan plan_loss(const LossProblem& p) {
     plan.in_columns = false;
   }
   const int64_t most = p.is_backward() ? kLossColumns : 4 * L;
-  if (!plan.in_columns && p.is_backward()) {
+  if (!plan.in_columns && p.is_backward() && p.n > kLossChunk) {
     plan.per_dim = ceil_div(p.n, kLossChunk), plan.work_items = p.rows * plan.per_dim;
   } else {
     plan.width = plan.in_columns ? most : std::clamp<int64_t>(kCpuGrain / p.n, 1, most);

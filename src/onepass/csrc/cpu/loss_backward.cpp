@@ -48,16 +48,26 @@ struct LossBackward : LossRows<T> {
   const A* weight_at(int64_t c) const { return weight ? weight + c : nullptr; }
   void loss_numbers(int64_t row, int64_t count, Numbers& of) const {
     const A of_class = 1 - this->smoothing, of_all = p.smoothing != 0 ? smoothed * this->weight_sum : A(0);
-    const A* const grad_lse = static_cast<const A*>(p.grad_lse);
-    const A first = grad_of_loss(0);
+    const A of_d = -smoothed, of_lse = 2 * this->z_loss;
+    A *const a = of.a, *const d = of.d, *const pick = of.pick;
+    const A *const factor = of.factor, *const m = of.m, *const log_l = of.log_l;
+    of.ignores = this->ignores(row, count);
+    std::fill_n(a, count, grad_of_loss(0)), std::fill_n(pick, count, of_class), std::fill_n(of.counts, count, A(1));
+    for (int64_t j = 0; p.grads_per_row && j < count; ++j) a[j] = grad_of_loss(row + j);
+    for (int64_t j = 0; of.ignores && j < count; ++j) of.counts[j] = !this->is_ignored(row + j);
+    for (int64_t j = 0; weight && j < count; ++j) {
+      if (of.counts[j] != A(0)) pick[j] *= weight[p.index[row + j]];
+    }
+#pragma omp simd
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t y = p.index[row + j];
-      const bool counts = y != p.ignore_index;
-      const A factor = of.factor[j], lse = of.m[j] + of.log_l[j], w = of_class * (weight && counts ? weight[y] : A(1));
-      const A grad = p.grads_per_row ? grad_of_loss(row + j) : first;
-      const A of_lse = grad * (w + of_all + 2 * this->z_loss * lse) + (grad_lse ? grad_lse[row + j] : A(0));
-      of.a[j] = counts ? of_lse * factor : A(0), of.d[j] = counts ? -grad * smoothed * factor : A(0);
-      of.pick[j] = counts ? grad * w * factor : A(0), of.counts[j] = counts, of.ignores |= !counts;
+      const A grad = a[j], lse = m[j] + log_l[j], w = pick[j];
+      a[j] = grad * (w + of_all + of_lse * lse) * factor[j], d[j] = grad * of_d * factor[j],
+      pick[j] = grad * w * factor[j];
+    }
+    const A* const grad_lse = static_cast<const A*>(p.grad_lse);
+    for (int64_t j = 0; grad_lse && j < count; ++j) a[j] += grad_lse[row + j] * factor[j];
+    for (int64_t j = 0; of.ignores && j < count; ++j) {
+      if (of.counts[j] == A(0)) a[j] = d[j] = pick[j] = 0;
     }
   }
   void term_numbers(int64_t row, int64_t count, Numbers& of) const {
@@ -75,16 +85,27 @@ struct LossBackward : LossRows<T> {
     for (int64_t j = 0; this->scale && j < count; ++j) of.factor[j] *= this->scale[row + j];
     p.is_cross ? loss_numbers(row, count, of) : term_numbers(row, count, of);
   }
-  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again.
-  void lay_picks(int64_t row, int64_t count, int64_t first, int64_t last, int64_t width, bool clears, const Numbers& of,
-                 int64_t paired = 0) const {
+  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again. Those of
+  // losses are `grads`, all others are multiplied by the factors.
+  void lay_picks(int64_t row, int64_t count, int64_t first, int64_t last, int64_t width, bool clears, const A* grads,
+                 const A* factors, int64_t paired = 0) const {
+    const int64_t* const index = p.index + row * p.picks;
+    const int64_t each = p.picks;
+    const uint64_t classes = uint64_t(last - first);
+    if (p.is_cross && !paired) {
+      for (int64_t j = 0; j < count; ++j) {
+        const uint64_t at = uint64_t(index[j] - first);
+        if (at < classes) picks[int64_t(at) * width + j] = clears ? A(0) : grads[j];
+      }
+      return;
+    }
     for (int64_t j = 0; j < count; ++j) {
-      for (int64_t k = 0; k < p.picks; ++k) {
-        int64_t at = p.index[(row + j) * p.picks + k] - first;
-        if (uint64_t(at) >= uint64_t(last - first)) continue;
+      for (int64_t k = 0; k < each; ++k) {
+        int64_t at = index[j * each + k] - first;
+        if (uint64_t(at) >= classes) continue;
         if (at < paired) at = at / kPair * kPair + at % 2 * L + at % kPair / 2;
         A& pick = picks[at * width + j];
-        const A grad = p.is_cross ? of.pick[j] : grad_of(p.first_pick_plane() + k, row + j) * of.factor[j];
+        const A grad = p.is_cross ? grads[j] : grad_of(p.first_pick_plane() + k, row + j) * factors[j];
         pick = clears ? A(0) : pick + grad;
       }
     }
@@ -108,12 +129,13 @@ struct LossBackward : LossRows<T> {
       for (i = 0; i < now; ++i) to[(first + i) * dx_lane] = from_acc<T>(block[i]);
     }
   }
-  // Of `count` elements at x: one of each row of a tile, of the class at `w`; or of one row, of the classes from there.
+  // Of `count` elements at x: one of each row of a tile, of the class at `w`; or of row j alone, of the classes from
+  // there.
   template <bool kPaired = false>
-  void gradients(const T* x, T* dx, int64_t count, const Numbers& of, const A* w, const A* picked,
+  void gradients(const T* x, T* dx, int64_t count, const Numbers& of, int64_t j, const A* w, const A* picked,
                  int64_t ahead) const {
-    const A row_factor = of.factor[0], row_m = of.m[0], row_log_l = of.log_l[0];
-    const A row_a = of.a[0], row_b = of.b[0], row_d = of.d[0];
+    const A row_factor = of.factor[j], row_m = of.m[j], row_log_l = of.log_l[j];
+    const A row_a = of.a[j], row_b = of.b[j], row_d = of.d[j];
     const bool caps = !kPlain && p.softcap != 0, has_entropy = !kPlain && p.has_entropy;
     const bool has_weights = !kPlain && weight, has_picks = p.picks > 0, ignores = kColumns && of.ignores;
     const int64_t lane = kPlain ? 1 : x_lane;
@@ -188,46 +210,66 @@ struct LossBackward : LossRows<T> {
     const int64_t width = std::min(kLossColumns, up_to(count, L)), classes = kPicks / width;
     for (int64_t first = 0; first < p.n; first += classes) {
       const int64_t last = std::min(first + classes, p.n);
-      lay_picks(row, count, first, last, width, false, numbers);
+      lay_picks(row, count, first, last, width, false, numbers.pick, numbers.factor);
       for (int64_t c = first; c < last; ++c) {
         const int64_t ahead = c + 1 < p.n ? x_step : kLossColumns * x_lane - c * x_step;
-        gradients(x + c * x_step, dx + c * dx_step, count, numbers, weight_at(c), picks + (c - first) * width, ahead);
+        gradients(x + c * x_step, dx + c * dx_step, count, numbers, 0, weight_at(c), picks + (c - first) * width,
+                  ahead);
       }
-      lay_picks(row, count, first, last, width, true, numbers);
+      lay_picks(row, count, first, last, width, true, numbers.pick, numbers.factor);
     }
   }
   // Whether pairs of bfloat16 stay deinterleaved, which takes fewer steps: no NaN comes from the input, and streaming
   // stores write whole lines.
   static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kPlain && !kColumns;
-  bool stays_in_pairs(const T* dx, int64_t count, const Numbers& of) const {
+  bool stays_in_pairs(const T* dx, int64_t count, const Numbers& of, int64_t j) const {
     const bool in_lines = uintptr_t(dx) % kLine == 0 && count * int64_t(sizeof(T)) % kLine == 0;
-    const bool are_finite = std::isfinite(of.log_l[0]) && std::isfinite(of.a[0]) && std::isfinite(of.d[0]);
+    const bool are_finite = std::isfinite(of.log_l[j]) && std::isfinite(of.a[j]) && std::isfinite(of.d[j]);
     return kPairs && dx_lane == 1 && are_finite && (in_lines || !plan.streaming);
   }
-  void chunk(int64_t item, Numbers& numbers) const {
-    const int64_t row = item / plan.per_dim, first = item % plan.per_dim * kLossChunk;
-    const int64_t last = std::min(first + kLossChunk, p.n);
-    T* const dx = dx_of(row) + first * p.dx_step;
-    if (this->is_ignored(row)) {
-      return store(dx, last - first, [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
+  // The classes [first, last) of a row, whose numbers are those of row j of `numbers`.
+  void classes(int64_t row, int64_t first, int64_t last, const T* x, T* dx, const Numbers& numbers, int64_t j) const {
+    const int64_t count = last - first;
+    if (numbers.ignores && numbers.counts[j] == A(0)) {
+      return store(dx, count, [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
         for (Vector& each : v) each = Vector{};
       });
     }
-    get_numbers(row, 1, numbers);
-    const T* const x = x_of(row) + first * p.x_step;
-    const int64_t count = last - first, paired = stays_in_pairs(dx, count, numbers) ? count / kUnroll * kUnroll : 0;
-    lay_picks(row, 1, first, last, 1, false, numbers, paired);
+    const int64_t paired = stays_in_pairs(dx, count, numbers, j) ? count / kUnroll * kUnroll : 0;
+    const A *const pick = numbers.pick + j, *const factor = numbers.factor + j;
+    lay_picks(row, 1, first, last, 1, false, pick, factor, paired);
     if (kPairs && paired) {
-      gradients<kPairs>(x, dx, count, numbers, nullptr, picks, kFetched);
+      gradients<kPairs>(x, dx, count, numbers, j, nullptr, picks, kFetched);
     } else {
-      gradients(x, dx, count, numbers, weight_at(first), picks, kFetched * p.x_step);
+      gradients(x, dx, count, numbers, j, weight_at(first), picks, kFetched * p.x_step);
     }
-    lay_picks(row, 1, first, last, 1, true, numbers, paired);
+    lay_picks(row, 1, first, last, 1, true, pick, factor, paired);
+  }
+  void rows(int64_t item, Numbers& numbers) const {
+    const auto [row, count] = this->tile(item);
+    const T* const x = x_of(row);
+    T* const dx = dx_of(row);
+    get_numbers(row, count, numbers);
+    for (int64_t j = 0; j < count; ++j) {
+      classes(row + j, 0, p.n, x + j * x_stride, dx + j * dx_stride, numbers, j);
+    }
+  }
+  void chunk(int64_t item, Numbers& numbers) const {
+    const int64_t row = item / plan.per_dim, first = item % plan.per_dim * kLossChunk;
+    get_numbers(row, 1, numbers);
+    classes(row, first, std::min(first + kLossChunk, p.n), x_of(row) + first * p.x_step, dx_of(row) + first * p.dx_step,
+            numbers, 0);
   }
   void run(int64_t begin, int64_t end) const {
     std::fill_n(picks, p.picks ? std::min(kPicks, plan.in_columns ? kPicks : p.n) : 0, A(0));
     Numbers numbers;
-    for (int64_t item = begin; item < end; ++item) kColumns ? columns(item, numbers) : chunk(item, numbers);
+    for (int64_t item = begin; item < end; ++item) {
+      if constexpr (kColumns) {
+        columns(item, numbers);
+      } else {
+        p.n > kLossChunk ? chunk(item, numbers) : rows(item, numbers);
+      }
+    }
     if (plan.streaming) fence_streaming_stores();
   }
 };

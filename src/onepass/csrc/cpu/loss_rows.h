@@ -11,9 +11,9 @@ namespace onepass::ONEPASS_ISA {
 // Elements of the longest row that is a lane of a tile, however it lies; of a gradient of a type of so many bytes,
 // whose rows are copied twice.
 constexpr int64_t kShortRow = 128;
-constexpr int64_t short_grad_row(int64_t size) { return size == 2 ? 40 : 16; }
-constexpr int64_t kLossChunk = 4096;   // (backward) elements of a chunk of a row
-constexpr int64_t kLossColumns = 256;  // (backward) rows of a tile
+constexpr int64_t short_grad_row(int64_t size) { return size == 2 ? 44 : 24; }
+constexpr int64_t kLossChunk = 4096;   // (backward) elements of a chunk of a longer row
+constexpr int64_t kLossColumns = 256;  // (backward) rows of a tile, or of an item of whole rows
 
 // T is the type of the elements.
 template <class T>
@@ -33,6 +33,15 @@ struct LossRows {
   A* plane(int64_t number, int64_t row) const { return terms + number * p.rows + row; }
   A factor_of(int64_t row) const { return scale ? A(p.factor) * scale[row] : A(p.factor); }
   bool is_ignored(int64_t row) const { return p.is_cross && p.index[row] == p.ignore_index; }
+  // Whether any of some rows is.
+  bool ignores(int64_t row, int64_t count) const {
+    const int64_t* const index = p.index + row;
+    const int64_t ignored = p.ignore_index;
+    int64_t any = 0;
+#pragma omp simd reduction(| : any)
+    for (int64_t j = 0; j < count; ++j) any |= index[j] == ignored;
+    return p.is_cross && any;
+  }
 
   // Where a row begins, from the strides of x or dx, and from one row of the last dim to the next.
   int64_t offset_of(int64_t row, const int64_t* strides) const {
