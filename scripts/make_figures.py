@@ -57,12 +57,12 @@ FILES = {
     "gallery-powers": "powers-gallery-h200-2026-11-28.json",
     "cpu AVX2, 1 thread": "cpu-epyc-avx2-1t-2026-11-22.json",
     "cpu AVX2, 2 threads": "cpu-epyc-avx2-2t-2026-11-22.json",
-    "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-22.json",
-    "cpu AVX-512, 2 threads": "cpu-xeon-avx512-2t-2026-11-22.json",
+    "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-28.json",
+    "cpu AVX-512, 2 threads": "cpu-xeon-avx512-2t-2026-11-28.json",
     "cpu-backward AVX2, 1 thread": "cpu-backward-epyc-avx2-1t-2026-11-22.json",
     "cpu-backward AVX2, 2 threads": "cpu-backward-epyc-avx2-2t-2026-11-22.json",
-    "cpu-backward AVX-512, 1 thread": "cpu-backward-epyc-avx512-1t-2026-11-22.json",
-    "cpu-backward AVX-512, 2 threads": "cpu-backward-epyc-avx512-2t-2026-11-22.json",
+    "cpu-backward AVX-512, 1 thread": "cpu-backward-xeon-avx512-1t-2026-11-28.json",
+    "cpu-backward AVX-512, 2 threads": "cpu-backward-xeon-avx512-2t-2026-11-28.json",
 }
 # The files of `onepass bench segments` by device: segments-DEVICE-DATE.json, or with classes before the date.
 SEGMENTS: dict[str, list[str]] = {}

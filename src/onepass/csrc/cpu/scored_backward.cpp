@@ -286,29 +286,59 @@ struct ScoredBackward {
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
   }
 
+  // Steps of narrow tiles that lie one behind the other go together, as one of more columns: how many of a tile.
+  int64_t steps_together(const ScoredRun& tile) const {
+    constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
+    const auto follows = [&](ScoredTensor tensor) {
+      return !p.has(tensor) || rows.inner.strides[tensor] == tile.count * tile.step[tensor];
+    };
+    const bool all = rows.is_one_run() && kHasSums && !p.has_window() && !has_marks && follows(kInput) &&
+                     follows(kGradOf) && follows(kResult) && follows(kScale) && follows(kOfCap) && follows(mask);
+    return all ? std::clamp<int64_t>(kMaxColumns / tile.count, 1, p.n) : 1;
+  }
+  // Calls work(run) for the steps of a tile, some at a time.
+  template <class Work>
+  ONEPASS_INLINE void for_each_steps(const ScoredRun& tile, int64_t together, Work work) const {
+    if (together == 1) {
+      return rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) { work(run); });
+    }
+    for (int64_t i = 0; i < p.n; i += together) {
+      work(ScoredRun{tile.origin, tile.step, tile.first + i * tile.count, std::min(together, p.n - i) * tile.count});
+    }
+  }
   void columns(int64_t begin, int64_t end) const {
     alignas(64) A a[kMaxColumns + L], b[kMaxColumns + L] = {};
     rows.for_each_tile(begin, end, plan.width, [&](const ScoredRun& tile) {
+      int64_t together = steps_together(tile);
       if constexpr (kHasSums) {
-        sum_columns(tile, a, b);
+        sum_columns(tile, together, a, b);
       } else {
         gather(rows.template data<const A>(kRowLse, tile), tile.step[kRowLse], tile.count, a);
         gather(rows.template data<const A>(kGradOf, tile), tile.step[kGradOf], tile.count, b);
       }
       const Numbers numbers = {a, b, 1, are_finite(a, tile.count)};
-      rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
+      if (kIsSoftmax && !numbers.all_finite) together = 1;  // the mask need not follow
+      for (int64_t i = tile.count; i < together * tile.count; ++i) a[i] = a[i - tile.count];
+      for_each_steps(tile, together, [&](const ScoredRun& run) { store_gradients(run, numbers); });
     });
   }
-  void sum_columns(const ScoredRun& tile, A* sums, A* marks) const {
+  void sum_columns(const ScoredRun& tile, int64_t together, A* sums, A* marks) const {
     Sum of[kMaxColumns / L];
     std::fill_n(marks, tile.count, A(0));
-    rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) {
+    for_each_steps(tile, together, [&](const ScoredRun& run) {
       is_plain(run) ? add_to_columns<true>(run, of) : add_to_columns<false>(run, of);
       for (int64_t j = 0; has_marks && j < run.count; ++j) {
         if (to_acc(rows.template data<const T>(kInput, run)[j * run.step[kInput]]) != -kInf<A>) marks[j] = 1;
       }
     });
-    for (int64_t i = 0; i < tile.count; i += L) store_as(sums + i, of[i / L].value());
+    for (int64_t i = 0; i < together * tile.count; i += L) store_as(sums + i, of[i / L].value());
+    if (together == 1) return;
+    double totals[kMaxColumns] = {};
+    for (int64_t i = 0; i < together; ++i) {
+#pragma omp simd
+      for (int64_t j = 0; j < tile.count; ++j) totals[j] += double(sums[i * tile.count + j]);
+    }
+    for (int64_t j = 0; j < tile.count; ++j) sums[j] = A(totals[j]);
   }
   template <bool kPlain>
   void add_to_columns(const ScoredRun& run, Sum* of) const {
