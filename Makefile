@@ -1,7 +1,7 @@
-# make setup    .venv with everything in it, and onepass built for this machine (8 minutes)
+# make setup    .venv with everything in it, and onepass built for this machine (5 minutes)
 # make bench    set up, then check and time onepass against torch (1 minute)
 # make smoke    set up, then the tests that are quick and touch everything (1 minute)
-# make test     set up, then the tests (15 minutes in all from a bare clone on two cores)
+# make test     set up, then the tests (12 minutes in all from a bare clone on two cores)
 # make test-all set up, then the tests with their long sweeps (40 minutes)
 # make test-browser the page of `onepass report` in Chromium (3 minutes)
 # make lint     ruff, mypy, clang-format

@@ -33,14 +33,14 @@ struct LossRows {
   A* plane(int64_t number, int64_t row) const { return terms + number * p.rows + row; }
   A factor_of(int64_t row) const { return scale ? A(p.factor) * scale[row] : A(p.factor); }
   bool is_ignored(int64_t row) const { return p.is_cross && p.index[row] == p.ignore_index; }
-  // Whether any of some rows is.
+  // Whether any of some rows is. (Those of a cross-entropy alone have classes to look at.)
   bool ignores(int64_t row, int64_t count) const {
     const int64_t* const index = p.index + row;
     const int64_t ignored = p.ignore_index;
     int64_t any = 0;
 #pragma omp simd reduction(| : any)
     for (int64_t j = 0; j < count; ++j) any |= index[j] == ignored;
-    return p.is_cross && any;
+    return any;
   }
 
   // Where a row begins, from the strides of x or dx, and from one row of the last dim to the next.
