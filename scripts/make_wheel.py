@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 ROOT = Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build" / "wheel", ROOT / "dist"
 PLATFORM = "manylinux_2_28_x86_64"
-MOST = 7_000_000  # bytes of the wheel
+MOST = 5_000_000  # bytes of the wheel
 TORCH = ("libtorch_cpu.so", "libc10.so")
 UNVERSIONED = ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
 SYSTEM = ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-")
