@@ -210,7 +210,7 @@ _OPERATORS = {
 _reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
 _followers: list[Callable[[bool], object]] = []  # what is called with a new _on
-# Held while the switch is thrown. Nothing may be imported meanwhile: another thread may wait for this lock while it
+# Locked while the switch is thrown. Nothing may be imported meanwhile: another thread may wait for this lock while it
 # imports a module that follows the switch.
 _switching = threading.Lock()
 _cross_entropies = 0  # that onepass computed since the start of the process

@@ -85,8 +85,8 @@ struct LossBackward : LossRows<T> {
     for (int64_t j = 0; this->scale && j < count; ++j) of.factor[j] *= this->scale[row + j];
     p.is_cross ? loss_numbers(row, count, of) : term_numbers(row, count, of);
   }
-  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again. Those of
-  // losses are `grads`, all others are multiplied by the factors.
+  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again. `grads` are
+  // the gradients where there is a loss; all others are multiplied by the factors.
   void lay_picks(int64_t row, int64_t count, int64_t first, int64_t last, int64_t width, bool clears, const A* grads,
                  const A* factors, int64_t paired = 0) const {
     const int64_t* const index = p.index + row * p.picks;

@@ -33,7 +33,7 @@ struct LossRows {
   A* plane(int64_t number, int64_t row) const { return terms + number * p.rows + row; }
   A factor_of(int64_t row) const { return scale ? A(p.factor) * scale[row] : A(p.factor); }
   bool is_ignored(int64_t row) const { return p.is_cross && p.index[row] == p.ignore_index; }
-  // Whether any of some rows is. (Those of a cross-entropy alone have classes to look at.)
+  // Whether any of some rows is. (Only a cross-entropy has an index of classes to ignore.)
   bool ignores(int64_t row, int64_t count) const {
     const int64_t* const index = p.index + row;
     const int64_t ignored = p.ignore_index;
