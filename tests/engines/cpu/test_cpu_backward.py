@@ -192,6 +192,17 @@ def check_all() -> None:  # by another instruction set
                     g = FORMS[form](given, dims)
                     got = ops._softmax_backward(g, y, NUMBERS[function], dims, dtype)
                     assert _is_close(got, g, y, function, dims), (function, shape)
+    test_low_columns_of_any_width()
+
+
+def test_low_columns_of_any_width() -> None:
+    """The last vector of a step may be full, or have any number of lanes."""
+    for function in NUMBERS:
+        for width in range(1, 41):
+            for dtype in DTYPES:
+                g, y = _given(function, (5, 9, width), (1,), dtype)
+                got = ops._softmax_backward(g, y, NUMBERS[function], (1,), dtype)
+                assert _is_close(got, g, y, function, (1,)), (function, width, dtype)
 
 
 # As accurate as torch ------------------------------------------------------------------------------------------------

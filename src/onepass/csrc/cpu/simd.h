@@ -250,8 +250,8 @@ ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
 }
 template <class T>
 ONEPASS_INLINE void copy_tail(T* to, const T* from, int64_t count) {
-  copy_bytes<kWidth* int(sizeof(T)) / 2>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
-                                         count * int64_t(sizeof(T)));
+  copy_bytes<kWidth* int(sizeof(T))>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
+                                     count * int64_t(sizeof(T)));
 }
 
 alignas(64) inline constexpr int32_t kLaneMasks[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
