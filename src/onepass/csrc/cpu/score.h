@@ -1,5 +1,5 @@
 // score.h: the input of a call as kernels read it, and what happens to an element before its row is reduced: the score
-// of softmin is minus the element. Tiles change the sign as they come in, rows in a copy.
+// of softmin is minus the element. The sign is changed in a copy: that of a tile, or one of a row.
 #pragma once
 
 #include "simd.h"

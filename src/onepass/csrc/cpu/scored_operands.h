@@ -310,8 +310,7 @@ ONEPASS_INLINE V<A> write_all_scores(const ScoredRows& rows, const ScoredRun& ru
   return write_run_scores<A, X, kPlain>(rows, run.part(in.first, in.last), to + in.first);
 }
 
-// Calls work(X, whether the run is plain) for the type X of x.
-// Doubles are never plain: less to compile.
+// Calls work(X, whether the run is plain) for the type X of x. Doubles are never plain: less to compile.
 template <class A, class Work>
 ONEPASS_INLINE auto with_x(const ScoredProblem& p, const int64_t* step, Work work) {
   return with_element_type(p.in, [&](auto x) __attribute__((always_inline)) {

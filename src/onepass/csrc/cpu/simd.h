@@ -248,6 +248,7 @@ ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
     copy_bytes<Chunk / 2>(to + now, from + now, bytes);
   }
 }
+// Copies up to a vector's elements.
 template <class T>
 ONEPASS_INLINE void copy_tail(T* to, const T* from, int64_t count) {
   copy_bytes<kWidth* int(sizeof(T))>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
