@@ -29,13 +29,15 @@ inline ThreadBarrier& barrier_of(Thread* t, uint32_t number) {
 inline void block_sync(Thread* t, uint32_t number, uint32_t count) { arrive_and_wait(t, barrier_of(t, number), count); }
 inline void block_sync(Thread* t, uint32_t number) { block_sync(t, number, threads_of(t)); }
 inline void block_arrive(Thread* t, uint32_t number, uint32_t count) { arrive(t, barrier_of(t, number), count); }
-inline bool block_any(Thread* t, uint32_t number, bool mine) {
+// How many threads say yes.
+inline uint32_t block_count(Thread* t, uint32_t number, bool mine) {
   ThreadBarrier& barrier = barrier_of(t, number);
-  bool* const any = barrier.any;
-  bool& of_phase = any[barrier.phase & 1];
-  of_phase = mine || (barrier.arrived > 0 && of_phase);  // others may still read that of the phase before
-  return any[arrive_and_wait(t, barrier, threads_of(t)) & 1];
+  uint32_t& of_phase = barrier.count[barrier.phase & 1];
+  of_phase = mine + (barrier.arrived > 0 ? of_phase : 0);  // others may still read that of the phase before
+  return barrier.count[arrive_and_wait(t, barrier, threads_of(t)) & 1];
 }
+inline bool block_any(Thread* t, uint32_t number, bool mine) { return block_count(t, number, mine) > 0; }
+inline bool block_all(Thread* t, uint32_t number, bool mine) { return block_count(t, number, !mine) == 0; }
 
 struct Warp {
   ThreadBarrier& barrier;

@@ -190,6 +190,7 @@ class Instructions(Operands):
     def updated(self, m: list[str], at: str, by: str) -> str:
         """What was in memory before it was replaced by that and another value."""
         kind, update = m[-1], {"add": "before + by", "max": "largest(before, by)", "min": "smallest(before, by)"}
+        update["or"] = "before | by"
         if m[-2] not in update:
             return self.refuse("atom", m)
         function = f"[]({TYPES[kind]} before, {TYPES[kind]} by) {{ return {TYPES[kind]}({update[m[-2]]}); }}"
@@ -233,6 +234,10 @@ class Instructions(Operands):
             return f"warp_sync(t, {self.get('u32', o[0])});"
         if m == ["red", "or", "pred"]:
             return self.put(o[0], f"block_any(t, {self.get('u32', o[1])}, {self.get('pred', o[2])})", "pred")
+        if m == ["red", "and", "pred"]:
+            return self.put(o[0], f"block_all(t, {self.get('u32', o[1])}, {self.get('pred', o[2])})", "pred")
+        if m == ["red", "popc", "u32"]:
+            return self.put(o[0], f"block_count(t, {self.get('u32', o[1])}, {self.get('pred', o[2])})", "u32")
         return self.refuse("bar", m)
 
     def barrier_(self, m: list[str], o: list[str]) -> str:

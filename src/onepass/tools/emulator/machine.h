@@ -53,7 +53,7 @@ struct ThreadBarrier {
   uint32_t arrived = 0;
   uint64_t phase = 0;
   uint32_t values[2][32] = {};  // of this phase and the one before
-  bool any[2] = {};
+  uint32_t count[2] = {};
 };
 
 struct Grid;

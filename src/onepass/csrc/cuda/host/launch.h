@@ -105,7 +105,7 @@ int64_t count_resident(const Launch& launch, const Gpu& gpu);
 // others take its place.
 struct SegmentLaunch : Launch {
   Launch rows;
-  SegmentMap map;
+  SegmentMap rows_map, map;
 };
 bool can_launch_segments(const SegmentProblem& problem);
 SegmentLaunch make_segment_launch(const SegmentProblem& problem, int device);

@@ -9,13 +9,17 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 32 * kSegmentWarps, kRowThreads = 32 * kSegmentRowWarps;  // of a block
-constexpr int64_t kWaves = 16;               // times kThreads threads of a multiprocessor, which take rows in turn
-constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
-// A block takes a row of which a warp could keep no more than a part of as many; where there are heads, a row of more
-// items than so many for each lane of a warp, or for all of them. It takes no row of more items than some for each lane
-// of a warp: longer ones are cut into tiles, one for each block. A sweep has chosen them (H200, 2026-11-27).
-constexpr int kWarpChunks = 6, kHeadItems = 128, kMostHeadItems = 1024;
+constexpr int kThreads = 32 * kSegmentWarps;  // of a block of the kernel of longer rows
+constexpr int kMostVec = 4, kVecBytes = 16;   // heads of a lane
+constexpr int kPadBytes = 32;                 // between the elements of strips, at most
+constexpr int kStaticBytes = 8192;            // of shared memory that the kernel of tiles declares, at most
+// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-28): warps of a block; values of a thread, of which a
+// vector of heads has twice as many, and doubles half as many; lanes beside each other that have an item's heads, or
+// bytes of these where they are no vectors; groups of such lanes that have other heads.
+constexpr int kTileWarps = 4, kStripValues = 16, kHeadLanes = 2, kHeadBytes = 32, kMostGroups = 8;
+constexpr int64_t kInvariantWaves = 16;  // of blocks of the batch-invariant kernel
+// The kernel of longer rows. A block computes one of no more items than some for each lane of a warp. Longer ones are
+// cut into tiles, one for each block.
 constexpr int kLeastLaneItems = 32, kMostLaneItems = 2048, kWarpsPerSm = 32;
 constexpr double kMostShares = 10;
 
@@ -46,7 +50,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const Gpu& gpu = device_info(device);
   const Roles roles(problem);
   SegmentLaunch launch = {};
-  SegmentMap& map = launch.map;
+  SegmentMap map = {};
   int widest = 1;  // bytes of an element
   for (int t = 0; t < kSegmentTensors; ++t) {
     if (!roles.has(t)) continue;
@@ -72,12 +76,14 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
     launch.rows.threads = kThreads;
     launch.rows.kernel = find_or_load(kind, {Tier::warp, 32, kThreads / 32, 1, 1, 1, 0, VecAccess::aligned}, device);
     const int64_t blocks = ceil_div(problem.segments * problem.columns, kThreads / 32);
-    launch.rows.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kWaves * gpu.sm_count));
+    launch.rows_map = map;
+    launch.rows.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kInvariantWaves * gpu.sm_count));
     return launch;
   }
 
   // Vectors of heads, and lanes.
-  launch.threads = kThreads, launch.rows.threads = kRowThreads;
+  launch.threads = kThreads;
+  const bool is_wide = problem.accumulator() == DType::float64;
   int vec_size = std::min(kMostVec, kVecBytes / widest);
   const auto fits = [&](int heads) {
     bool does = map.columns % heads == 0 && map.dims == 1;
@@ -90,58 +96,102 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   };
   while (vec_size > 1 && !fits(vec_size)) vec_size /= 2;
   const int64_t vectors = map.columns / vec_size;
-  while (1 << map.head_lanes_log2 < std::min<int64_t>(vectors, 32)) ++map.head_lanes_log2;
-  map.chunks = int(ceil_div(vectors, 1 << map.head_lanes_log2));
-  const int item_lanes = 32 >> map.head_lanes_log2;
-  // Items of a lane in registers; the lanes of a short row have room for some more than the mean number.
-  const int divisor = (problem.is_backward() ? 2 : 1) * (problem.accumulator() == DType::float64 ? 2 : 1);
-  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / divisor;
-  const double room = vec_size == 1 && !sums ? 3 : 1.5;
-  const double mean = double(map.items) / double(std::max<int64_t>(1, map.segments));
-  int row_lanes = 1;
-  while (row_lanes < item_lanes && row_lanes * kept < room * mean) row_lanes *= 2;
-  // No block takes a row that is some times the fair share that a warp has of all items.
-  const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
-  map.tile_items =
-      item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
-  map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
-  map.warp_items = int(map.tile_items);
-  const int each = sums ? kHeadItems / 4 : kHeadItems;
-  const int most = map.columns == 1 ? kWarpChunks * kept * item_lanes : std::min(each * item_lanes, kMostHeadItems);
-  if (map.tiles > 1) map.warp_items = std::min(map.warp_items, most);
-
+  const auto lanes_of = [&](int64_t most) {
+    int log2 = 0;
+    while (1 << log2 < std::min(vectors, most)) ++log2;
+    return log2;
+  };
   bool is_dense = map.columns == 1;
   for (int t = 0; t <= kItemResult; ++t) is_dense &= !roles.has(t) || map.steps[t] == 1;
   if (is_dense) kind.segment_parts |= kSegmentSingle;
   if (map.order) kind.segment_parts |= kSegmentOrder;
-  CudaPlan as = {Tier::warp, row_lanes, kRowThreads / row_lanes, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
-  launch.rows.kernel = find_or_load(kind, as, device);
-  const int64_t needed = ceil_div(problem.segments * row_lanes, item_lanes * kSegmentRowWarps);
-  const int64_t most_blocks = kWaves * gpu.sm_count * kThreads / kRowThreads / map.chunks;
-  launch.rows.blocks = unsigned(map.chunks * std::clamp<int64_t>(most_blocks, 1, std::max<int64_t>(1, needed)));
-  if (map.tiles == 1) return launch;
 
-  // Blocks that run at a time wait for each other's messages.
+  // Tiles of short rows.
+  const DType of_first = problem.types[roles.of[kItemFirst]];
+  map.head_lanes_log2 = lanes_of(vec_size > 1 ? kHeadLanes : kHeadBytes / size_of(of_first));
+  const int64_t of_lanes = ceil_div(vectors, 1 << map.head_lanes_log2);
+  int capacity = 0, groups = 1;
+  while (groups < std::min<int64_t>(of_lanes, kMostGroups)) groups *= 2;
+  const bool has_most = vec_size > 1 && (!sums || (groups > 1 && size_of(of_first) == 2));
+  const int strip = std::max(1, kStripValues * (has_most ? 2 : 1) / (vec_size * (is_wide ? 2 : 1)));
+  for (;; groups /= 2) {
+    const int warps = std::max(groups, is_dense || vec_size > 1 ? kTileWarps : 2 * kTileWarps);
+    launch.rows.threads = unsigned(32 * warps);
+    map.group_warps = warps / groups;
+    map.chunks = int(ceil_div(of_lanes, groups));
+    map.pitch = int(map.chunks == 1 ? map.columns : vec_size * groups << map.head_lanes_log2);
+    capacity = (32 * map.group_warps >> map.head_lanes_log2) * strip;
+    for (map.padded_log2 = 0; 2 << map.padded_log2 <= std::min(strip * map.pitch, 32 * warps);) ++map.padded_log2;
+    const auto tile_bytes = [&](int t) {
+      const int elements = 32 * warps * strip * vec_size + kVecBytes;
+      const int padding = (elements >> map.padded_log2) * kPadBytes;
+      return roles.has(t) ? int(ceil_div(elements * size_of(problem.types[roles.of[t]]) + padding, 128)) * 128 : 0;
+    };
+    map.first_bytes = std::max(tile_bytes(kItemFirst), tile_bytes(kItemResult));
+    map.buffer_bytes = map.first_bytes + tile_bytes(kItemSecond);
+    const int number = is_wide ? 8 : 4, in_place = !is_pointwise && size_of(of_first) == number;
+    launch.rows.shared = unsigned(2 * map.buffer_bytes);
+    if (roles.has(kRowFirst)) launch.rows.shared += unsigned((2 - in_place) * capacity * map.pitch * number);
+    if (groups == 1 || launch.rows.shared + kStaticBytes <= unsigned(gpu.shared)) break;
+  }
+  map.by_pitch = divider_of(map.pitch);
+  map.warp_items = is_dense ? capacity - kVecBytes / size_of(of_first) : capacity;
+  for (int t = 0; t <= kItemResult; ++t) {
+    if (!roles.has(t)) continue;
+    const int size = size_of(problem.types[roles.of[t]]);
+    const bool is_unit = map.columns == 1 || (map.dims == 1 && map.strides[t][0] == 1);
+    const auto is_even = [&](int64_t elements) { return elements * size % kVecBytes == 0; };
+    if (!map.order && map.chunks == 1 && is_unit && map.steps[t] == map.columns)
+      map.access[t] = kSegmentFlat;
+    else if (is_unit && is_even(map.pitch) && is_even(map.columns) && is_even(map.steps[t]) &&
+             uint64_t(map.data[t]) % kVecBytes == 0)
+      map.access[t] = kSegmentVectors;
+  }
+  const int rows_per_block = int(launch.rows.threads);
+  CudaPlan as = {Tier::warp, 1, rows_per_block, strip * vec_size, vec_size, 1, 0, VecAccess::aligned};
+  launch.rows.kernel = find_or_load(kind, as, device);
+  const int64_t at_a_time = count_resident(launch.rows, gpu);
+  const int64_t ranges = std::clamp<int64_t>(ceil_div(map.items, capacity), 1, std::max<int64_t>(1, at_a_time));
+  map.range_items = std::max<int64_t>(1, ceil_div(map.items, ranges));
+  map.chunk_blocks = int(std::clamp<int64_t>(at_a_time / ranges, 1, map.chunks));
+  launch.rows.blocks = unsigned(map.chunk_blocks * ranges);
+  launch.rows_map = map;
+  if (map.items <= map.warp_items) return launch;
+
+  // Longer rows.
+  map.head_lanes_log2 = lanes_of(32);
+  map.chunks = int(ceil_div(vectors, 1 << map.head_lanes_log2));
+  const int item_lanes = 32 >> map.head_lanes_log2;
+  // No block takes a row that is some times the fair share that a warp has of all items.
+  const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
+  map.tile_items =
+      item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
+  map.tile_items = std::max<int64_t>(map.tile_items, map.warp_items);
+  map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
   kind.segment_parts |= kSegmentLong;
-  as.threads_per_row = 1, as.rows_per_block = kThreads;
+  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / ((problem.is_backward() ? 2 : 1) * (is_wide ? 2 : 1));
+  as = {Tier::warp, 1, kThreads, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
   launch.kernel = find_or_load(kind, as, device);
-  const int64_t at_a_time = std::max<int64_t>(1, count_resident(launch, gpu) / map.chunks);
-  launch.blocks = unsigned(map.chunks * std::min<int64_t>(at_a_time, map.tiles));
-  map.steps_run = is_pointwise ? 1 : gpu.cooperative && at_a_time > 1 ? 3 : 2;
+  // Blocks that run at a time wait for each other's messages.
+  const int64_t together = std::max<int64_t>(1, count_resident(launch, gpu) / map.chunks);
+  launch.blocks = unsigned(map.chunks * std::min<int64_t>(together, map.tiles));
+  map.steps_run = is_pointwise ? 1 : gpu.cooperative && together > 1 ? 3 : 2;
   map.most_tiles = is_pointwise ? 0x7fffffff : map.steps_run == 3 ? int(launch.blocks) / map.chunks : 0;
   launch.message_bytes = ceil_div(launch.rows.blocks, 16) * 16;
   map.row_blocks = int(launch.rows.blocks);
   if (!is_pointwise)
     launch.message_bytes +=
         map.tiles * map.chunks * (2 * vec_size << map.head_lanes_log2) * message_size(kind.in, kind.out);
+  launch.map = map;
+  launch.rows_map.tile_items = map.tile_items;
   return launch;
 }
 
 void start_segments(SegmentLaunch launch, void* messages, void* stream) {
-  void* arguments[] = {&launch.map};
-  launch.map.has_long = messages;
+  void *rows_arguments[] = {&launch.rows_map}, *arguments[] = {&launch.map};
+  launch.map.has_long = launch.rows_map.has_long = messages;
   launch.map.messages = static_cast<char*>(messages) + ceil_div(launch.rows.blocks, 16) * 16;
-  start_kernel(launch.rows, arguments, stream);
+  start_kernel(launch.rows, rows_arguments, stream);
   if (launch.blocks == 0) return;
   const bool is_cooperative = launch.map.steps_run == 3;
   if (is_cooperative && start_kernel(launch, arguments, stream)) return;

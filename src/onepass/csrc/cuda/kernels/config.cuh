@@ -142,6 +142,11 @@ struct SegmentConfig : Config {
   static constexpr bool kHasResult = !kReduces;  // for each item
   static constexpr int kItemTensors = 1 + kHasSecond + kHasResult;
   static constexpr int kRowTensors = kPointwise ? 2 : kReduces;
+  // The tensor of a line, where those that there are have a line each.
+  static __device__ constexpr int tensor_of(int line) {
+    if (line >= kItemTensors) return kRowFirst + line - kItemTensors;
+    return line == 0 && !kHasResult ? kItemFirst : line == kItemTensors - 1 && kHasResult ? kItemResult : line;
+  }
   // Of elements; where there are none it is not looked at.
   typedef Conditional<Epilogue::kOnePerRow, SoftmaxEpilogue<Out>, Epilogue>::type ElementEpilogue;
   static __device__ float of_type(float, double, float narrow) { return narrow; }

@@ -11,12 +11,18 @@ enum SegmentPart : unsigned {
   kSegmentBias = 4,
   kSegmentSingle = 8,      // there are no inner dims, and items are one behind the other in all tensors
   kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
-  kSegmentLong = 32,       // the kernel of the rows that no warp takes
+  kSegmentLong = 32,       // the kernel of the rows that fit no tile
 };
 
-constexpr int kSegmentDims = 6;      // inner dims that do not merge
-constexpr int kSegmentWarps = 8;     // of a block
-constexpr int kSegmentRowWarps = 2;  // of a block of the kernel of rows that a warp takes, which waits for the last one
+constexpr int kSegmentDims = 6;   // inner dims that do not merge
+constexpr int kSegmentWarps = 8;  // of a block of the kernel of longer rows
+
+// How the elements of a tile lie in a tensor.
+enum SegmentAccess : int {
+  kSegmentElements,  // one by one
+  kSegmentVectors,   // those of an item are vectors of 16 bytes
+  kSegmentFlat,      // all are one behind the other
+};
 
 // The tensors. The first three have a number for each item: forward x, bias and y; backward y, grad and dx, of
 // logsumexp x, bias and dx. The others have one for each row: forward the result of a reduction, backward y and grad of
@@ -38,7 +44,15 @@ struct SegmentMap {
   // beside each other, and a lane has a vector of places. All other lanes have neighbouring items.
   long long columns;
   int chunks, head_lanes_log2;
-  // A warp takes rows of up to `warp_items` items, a block all of up to `tile_items`. Others are long. Those that are
+  // Of a tile `group_warps` warps have the same heads.
+  int group_warps;
+  // A tile of rows has `pitch` places of each item, and lies in two buffers of shared memory, each with the second
+  // tensor behind the first. `chunk_blocks` blocks take the chunks of the rows that begin in `range_items` items.
+  int pitch, chunk_blocks, access[kSegmentTensors], buffer_bytes, first_bytes;
+  int padded_log2;  // of the elements between which memory is left free
+  FastDivisor by_pitch;
+  long long range_items;
+  // A tile takes rows of up to `warp_items` items, a block all of up to `tile_items`. Others are long. Those that are
   // in up to `most_tiles` tiles wait for each other's states, which are in `messages`; all others are finished when all
   // states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
   int warp_items;

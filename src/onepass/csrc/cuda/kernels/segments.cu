@@ -20,12 +20,6 @@ constexpr int kStep = K < 4 ? K : 4;  // items that a warp looks at, or does not
 
 typedef Vector<A, V> Values;
 
-// A row, or a part of one.
-struct Row {
-  int64_t segment, begin;  // the first item
-  int count;               // items
-};
-
 // A lane, and where its heads are in the tensors.
 struct Lane {
   const SegmentMap& map;
@@ -43,7 +37,7 @@ struct Lane {
     for (int d = map.dims - 1; d >= 0 && is_there; --d) {
       const int64_t whole = divide(column, map.sizes[d]);
       unroll<C::kItemTensors + C::kRowTensors>(
-          [&](int line) { places[line] += (column - whole * map.sizes[d]) * map.strides[tensor_of(line)][d]; });
+          [&](int line) { places[line] += (column - whole * map.sizes[d]) * map.strides[C::tensor_of(line)][d]; });
       column = whole;
     }
   }
@@ -67,24 +61,17 @@ struct Lane {
   __device__ T* at_row(int tensor, int64_t segment) const {
     return (T*)map.data[tensor] + segment * map.steps[tensor] + places[C::kItemTensors + tensor - kRowFirst];
   }
-
- private:
-  // The tensor of a line of the places.
-  static __device__ int tensor_of(int line) {
-    if (line >= C::kItemTensors) return kRowFirst + line - C::kItemTensors;
-    return line == 0 && !C::kHasResult ? kItemFirst : line == C::kItemTensors - 1 && C::kHasResult ? kItemResult : line;
-  }
 };
 
 // Some items of a row in registers, `step` apart from `from` on.
 struct Chunk {
   const Lane& lane;
-  const Row& row;
+  const RowItems& row;
   const int from, step;
   const int most;                             // items that the lane with most of them has, at most
   Values first[K], second[C::kSums ? K : 1];  // scores; of a gradient the results and their gradients
 
-  __device__ Chunk(const Lane& lane, const Row& row, int from, int step, int most)
+  __device__ Chunk(const Lane& lane, const RowItems& row, int from, int step, int most)
       : lane(lane), row(row), from(from), step(step), most(most) {
     Vector<In, V> one[K];
     Vector<Second, V> other[C::kHasSecond ? K : 1];
@@ -212,7 +199,7 @@ struct Team {
   const int at, step;
 
   // The states of what this lane has of a row.
-  __device__ States states(const Row& row) const {
+  __device__ States states(const RowItems& row) const {
     States own;
     unroll<V>([&](int v) { own.m.at[v] = C::kSums ? A(0) : -A(infinity()), own.l.at[v] = 0; });
 #pragma unroll 1
@@ -233,7 +220,7 @@ struct Team {
     return own;
   }
   // Reads the elements again and stores their results.
-  __device__ void finish(const Row& row, const Finish<C> (&finish)[V]) const {
+  __device__ void finish(const RowItems& row, const Finish<C> (&finish)[V]) const {
 #pragma unroll 1
     for (int begin = 0; begin < row.count; begin += K * step)
       Chunk(lane, row, begin + at, step, most_of(row.count - begin)).template store<false>(finish);
@@ -242,7 +229,8 @@ struct Team {
 };
 
 // What makes the results of a row, of which the lane has items.
-__device__ inline void make_finish(const Lane& lane, const Row& row, const States& states, Finish<C> (&finish)[V]) {
+__device__ inline void make_finish(const Lane& lane, const RowItems& row, const States& states,
+                                   Finish<C> (&finish)[V]) {
   unroll<V>([&](int v) {
     finish[v] = Finish<C>(lane.map, states.of(v));
     if constexpr (C::kPointwise) {
@@ -263,7 +251,7 @@ __device__ inline void store_row(const Lane& lane, int64_t segment, int v, RowSt
 // A row of which each lane has at most K items: they stay in registers. `reduce(values, op)`: over the lanes of the
 // row.
 template <class Reduce>
-__device__ inline void compute_kept(const Team& team, const Row& row, int most, bool stores, Reduce& reduce) {
+__device__ inline void compute_kept(const Team& team, const RowItems& row, int most, bool stores, Reduce& reduce) {
   Chunk chunk(team.lane, row, team.at, team.step, most);
   States states = {};
   if constexpr (!C::kPointwise) {
@@ -280,7 +268,7 @@ __device__ inline void compute_kept(const Team& team, const Row& row, int most, 
 }
 // A row that all lanes of a team have together.
 template <class Reduce>
-__device__ inline void compute_row(const Team& team, const Row& row, Reduce& reduce) {
+__device__ inline void compute_row(const Team& team, const RowItems& row, Reduce& reduce) {
   if (row.count <= K * team.step) return compute_kept(team, row, team.most_of(row.count), team.at == 0, reduce);
   States states = {};
   if constexpr (!C::kPointwise) {
@@ -306,16 +294,6 @@ struct WarpReduce {
     return values;
   }
 };
-
-// A row by its offsets; of offsets that are none, one of nothing.
-__device__ inline Row row_of(const SegmentMap& map, int64_t segment, int64_t begin, int64_t end) {
-  const bool is_valid = begin >= 0 && begin <= end && end <= map.items;
-  return {segment, is_valid ? begin : 0, is_valid ? (int)min(end - begin, (int64_t)0x7fffffff) : 0};
-}
-
-__device__ inline Row row_of(const SegmentMap& map, int64_t segment) {
-  return row_of(map, segment, offset_of(map, segment), offset_of(map, segment + 1));
-}
 
 // Rows that no warp takes ---------------------------------------------------------------------------------------------
 
@@ -350,31 +328,6 @@ __device__ inline bool receive(const Message& message, State<double>* state) {
   return is_there;
 }
 
-// The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
-// offsets that fall give some segment.
-template <int Count>
-__device__ inline void find_segments(const SegmentMap& map, const int64_t (&items)[Count], int64_t (&found)[Count]) {
-  const int lane = threadIdx.x % 32;
-  int64_t high[Count];
-  unroll<Count>([&](int i) { found[i] = 0, high[i] = map.segments; });
-  for (bool is_done = false; !is_done;) {
-    int64_t step[Count];
-    bool is_less[Count];
-    is_done = true;
-    unroll<Count>([&](int i) {
-      step[i] = max((high[i] - found[i] + 31) / 32, (int64_t)1);
-      const int64_t at = found[i] + (lane + 1) * step[i] - 1;
-      is_less[i] = at < high[i] && offset_of(map, at) < items[i];
-    });
-    unroll<Count>([&](int i) {
-      const int passed = __popc(__ballot_sync(0xffffffffu, is_less[i]));
-      high[i] = min(high[i], found[i] + (passed + 1) * step[i] - 1);
-      found[i] = min(found[i] + passed * step[i], high[i]);
-      is_done &= found[i] == high[i];
-    });
-  }
-}
-
 // What a tile has of a long row: 0 of one that began in an earlier tile, 1 of one that begins here and goes on.
 struct Part {
   int64_t begin;              // its first item
@@ -384,7 +337,7 @@ struct Part {
   __device__ bool exists() const { return count > 0; }
   // Whether it is finished when all tiles have been computed.
   __device__ bool is_deferred(const SegmentMap& map) const { return exists() && to - from >= map.most_tiles; }
-  __device__ Row row() const { return {segment, begin, count}; }
+  __device__ RowItems row() const { return {segment, begin, count}; }
 };
 
 struct Tile {
@@ -564,7 +517,7 @@ struct LongRows {
   // The part of a row in the tile of the items from `begin` to `end`.
   __device__ void fill(Part& part, int64_t segment, int64_t begin, int64_t end) const {
     if (segment < 0) return;
-    const Row row = row_of(map, segment);
+    const RowItems row = row_of(map, segment);
     const int64_t row_end = min(max(offset_of(map, segment + 1), row.begin), (int64_t)map.items);
     const int64_t from = max(row.begin, begin), to = min(row_end, end);
     if (row.count <= map.tile_items || to <= from) return;
@@ -598,72 +551,6 @@ struct LongRows {
   }
 };
 
-// Rows that a warp takes, and the kernel ------------------------------------------------------------------------------
-
-constexpr int kRowLanes = C::kThreadsPerRow;  // lanes that take items of a short row
-constexpr int kRowWarps = kSegmentRowWarps;   // of a block of the first kernel
-constexpr int kBlockWarps = C::has(kSegmentLong) ? kWarps : kRowWarps;
-constexpr int kMinWarps = sizeof(A) == 8 ? 8 : V > 1 && !C::has(kSegmentLong) ? 24 : 32;  // of a multiprocessor
-
-__device__ inline int64_t shuffle(int64_t value, int lane) {
-  return (int64_t)__shfl_sync(0xffffffffu, (long long)value, lane);
-}
-
-// What a block of the first kernel says of the rows that it met.
-constexpr int kHasMiddling = 1, kHasLong = 2;
-
-// All rows that a warp or less takes. A warp takes as many neighbouring ones at a time as it has lanes for.
-__device__ inline void compute_rows(const Lane& lane) {
-  const SegmentMap& map = lane.map;
-  int longest = 0;
-  const int log2 = C::kSingle ? 0 : map.head_lanes_log2, head_lanes = lane.head_lanes;
-  const int row_lanes = kRowLanes << log2, rows = 32 / row_lanes;  // lanes of a row; rows at a time
-  const int lane_at = threadIdx.x % 32, slot = lane_at / row_lanes;
-  const Team team = {lane, lane.at(kRowLanes), kRowLanes}, whole = {lane, lane.at(32 >> log2), 32 >> log2};
-  const auto reduce_row = [&](Values values, auto op) {
-    unroll<V>([&](int v) {
-      unroll<31>([&](int i) {
-        if (1 << i < kRowLanes) values.at[v] = op(values.at[v], shuffle_xor(values.at[v], head_lanes << i));
-      });
-    });
-    return values;
-  };
-  const WarpReduce reduce_warp = {head_lanes};
-  const int64_t step = (int64_t)(gridDim.x / map.chunks) * kRowWarps * rows;
-  int64_t segment = ((int64_t)(blockIdx.x / map.chunks) * kRowWarps + threadIdx.x / 32) * rows + slot;
-  int64_t begin = 0, end = 0;
-  const auto load_offsets = [&] {
-    if (segment < map.segments) begin = offset_of(map, segment), end = offset_of(map, segment + 1);
-  };
-  load_offsets();
-  for (int64_t first = segment - slot; first < map.segments; first += step) {
-    const bool is_there = segment < map.segments;
-    const Row row = row_of(map, segment, begin, end);
-    segment += step;
-    load_offsets();
-    const bool is_short = is_there && row.count <= K * kRowLanes;
-    longest = max(longest, row.count);
-    const unsigned others = __ballot_sync(0xffffffffu, is_there && !is_short && row.count <= map.warp_items);
-    Row own = row;
-    if (!is_short) own.count = 0;
-    const int most = __reduce_max_sync(0xffffffffu, (own.count + kRowLanes - 1) / kRowLanes);
-    compute_kept(team, own, most, is_short && team.at == 0, reduce_row);
-    // Rows of more items, one after another.
-    for (unsigned left = others; left;) {
-      const int from = __ffs((int)left) - 1;
-      left &= ~((row_lanes == 32 ? ~0u : (1u << row_lanes) - 1) << from);
-      const Row of = {shuffle(row.segment, from), shuffle(row.begin, from), __shfl_sync(0xffffffffu, row.count, from)};
-      compute_row(whole, of, reduce_warp);
-    }
-  }
-  if (map.has_long == nullptr) return;
-  const bool has_middling = __syncthreads_or(longest > map.warp_items);
-  const bool has_long = __syncthreads_or(longest > map.tile_items);
-  unsigned char* const has = (unsigned char*)map.has_long + blockIdx.x;
-  if (threadIdx.x == 0) *has = has_middling * kHasMiddling + has_long * kHasLong;
-  // Others read 16 bytes at a time.
-  if (threadIdx.x > 0 && threadIdx.x < 16 - blockIdx.x % 16 && blockIdx.x == gridDim.x - 1) has[threadIdx.x] = 0;
-}
 // What all blocks of that kernel said together.
 __device__ inline int longer_rows(const SegmentMap& map) {
   uint32_t all = 0;
@@ -717,13 +604,11 @@ __device__ inline void compute_long_rows(const SegmentMap& map, Shared& shared) 
   });
 }
 
-extern "C" __global__ void __launch_bounds__(32 * kBlockWarps, kMinWarps / kBlockWarps)
+constexpr int kMinWarps = sizeof(A) == 8 ? 8 : 32;  // of a multiprocessor
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
-  if constexpr (C::has(kSegmentLong)) {
-    __shared__ Shared shared;
-    if (threadIdx.x == 0) shared.found = -1;
-    compute_long_rows(map, shared);
-  } else {
-    compute_rows(Lane(map));
-  }
+  __shared__ Shared shared;
+  if (threadIdx.x == 0) shared.found = -1;
+  compute_long_rows(map, shared);
 }

@@ -59,3 +59,47 @@ struct Finish {
     return exp;
   }
 };
+
+// A row, or a part of one.
+struct RowItems {
+  int64_t segment, begin;  // the first item
+  int count;               // items
+};
+
+// A row by its offsets; of offsets that are none, one of nothing.
+__device__ inline RowItems row_of(const SegmentMap& map, int64_t segment, int64_t begin, int64_t end) {
+  const bool is_valid = begin >= 0 && begin <= end && end <= map.items;
+  return {segment, is_valid ? begin : 0, is_valid ? (int)min(end - begin, (int64_t)0x7fffffff) : 0};
+}
+
+__device__ inline RowItems row_of(const SegmentMap& map, int64_t segment) {
+  return row_of(map, segment, offset_of(map, segment), offset_of(map, segment + 1));
+}
+
+// The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
+// offsets that fall give some segment.
+template <int Count>
+__device__ inline void find_segments(const SegmentMap& map, const int64_t (&items)[Count], int64_t (&found)[Count]) {
+  const int lane = threadIdx.x % 32;
+  int64_t high[Count];
+  unroll<Count>([&](int i) { found[i] = 0, high[i] = map.segments; });
+  for (bool is_done = false; !is_done;) {
+    int64_t step[Count];
+    bool is_less[Count];
+    is_done = true;
+    unroll<Count>([&](int i) {
+      step[i] = max((high[i] - found[i] + 31) / 32, (int64_t)1);
+      const int64_t at = found[i] + (lane + 1) * step[i] - 1;
+      is_less[i] = at < high[i] && offset_of(map, at) < items[i];
+    });
+    unroll<Count>([&](int i) {
+      const int passed = __popc(__ballot_sync(0xffffffffu, is_less[i]));
+      high[i] = min(high[i], found[i] + (passed + 1) * step[i] - 1);
+      found[i] = min(found[i] + passed * step[i], high[i]);
+      is_done &= found[i] == high[i];
+    });
+  }
+}
+
+// What a block of the kernel of tiles says of the rows that it passed over.
+constexpr int kHasMiddling = 1, kHasLong = 2;

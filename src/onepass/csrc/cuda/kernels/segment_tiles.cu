@@ -1,0 +1,634 @@
+// segment_tiles.cu: short rows of unequal length. A block takes neighbouring rows, as many as fit a tile in shared
+// memory, while the next tile is on its way. A thread has a strip of the tile: some items one behind the other, of some
+// heads. A row is a run of items that may begin and end within any strip. Runs are reduced within strips, then over the
+// lanes of a warp and over the warps of the block, so that no lane waits for a longer row than the others have.
+#include "async_copy.cuh"
+#include "config.cuh"
+#include "segments.cuh"
+
+typedef SegmentConfig C;
+typedef C::A A;
+typedef C::In In;
+typedef C::Out Out;
+typedef C::Second Second;
+
+constexpr int V = C::kVecSize;  // heads of a thread: neighbouring places of the inner dims
+constexpr int K = C::kVecs;     // items of a strip
+constexpr int kThreads = C::kRowsPerBlock, kWarps = kThreads / 32;
+constexpr int kMostHeadLanes = C::kSingle ? 1 : 16 / V;  // beside each other in a warp
+
+typedef Vector<A, V> Values;
+
+struct Tile {
+  int64_t segment, rows;  // the first row, and how many there are
+  int64_t begin;          // the first item
+  int items;
+  int shift;  // elements between 16 bytes' boundary and the first item, in shared memory as in the first tensor
+  int chunk;  // of the heads
+};
+
+// What warps tell each other of their runs: the one that is open at the end of the warp, the first one as far as it is
+// in the warp, and whether a row begins in the warp.
+struct Exchange {
+  Values open[kWarps][kMostHeadLanes], first[kWarps][kMostHeadLanes];
+  bool has_begin[kWarps];
+};
+struct Shared {
+  unsigned begins[2][kThreads * K / 32 + 1];  // of two tiles: a bit for each item that a row begins with
+  Exchange exchanges[2];                      // they take turns
+};
+
+// Where an element of a tile is in shared memory. Some bytes lie between the elements of neighbouring strips, so that
+// those of the lanes of a warp are in different banks.
+constexpr int kPadBytes = C::kSingle ? 16 : 32;
+constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+__device__ inline int padded_log2(const SegmentMap& map) { return C::kSingle ? log2_of(K) : map.padded_log2; }
+// `memory`: where the tile begins in dynamic shared memory.
+template <class T>
+__device__ inline int offset_in_tile(const SegmentMap& map, int memory, int element) {
+  return memory + element * (int)sizeof(T) + (element >> padded_log2(map)) * kPadBytes;
+}
+template <class T>
+__device__ inline T* in_tile(const SegmentMap& map, int memory, int element) {
+  return (T*)(dynamic_smem + offset_in_tile<T>(map, memory, element));
+}
+
+// What a thread has of the tile.
+struct Strip {
+  const SegmentMap& map;
+  const int head_lanes, number;  // the number of the strip in the tile
+  const int head;                // the first of its heads; an idle lane has that of another one
+  const bool is_idle;
+
+  __device__ explicit Strip(const SegmentMap& map)
+      : map(map),
+        head_lanes(C::kSingle ? 1 : 1 << map.head_lanes_log2),
+        number(C::kSingle ? threadIdx.x : (int)threadIdx.x % (32 * map.group_warps) >> map.head_lanes_log2),
+        head(C::kSingle ? 0 : min(own_head(), map.pitch - V)),
+        is_idle(!C::kSingle && own_head() >= map.pitch) {}
+  __device__ int own_head() const {
+    return ((int)threadIdx.x / (32 * map.group_warps) * head_lanes + ((int)threadIdx.x & (head_lanes - 1))) * V;
+  }
+  // Calls f(k, elements of a vector, element of the tile) for the strip's vectors in shared memory.
+  template <class T, class F>
+  __device__ void for_vectors(int shift, F f) const {
+    if constexpr (C::kSingle) {
+      constexpr int kEach = 16 / sizeof(T) < K ? 16 / sizeof(T) : K;
+      unroll<K / kEach>([&](int j) { f(j * kEach, Vector<T, kEach>(), number * K + j * kEach); });
+    } else {
+      unroll<K>([&](int k) { f(k, Vector<T, V>(), shift + (number * K + k) * map.pitch + head); });
+    }
+  }
+  template <class T, class F>
+  __device__ void load(int memory, int shift, F f) const {
+    for_vectors<T>(shift, [&](int k, auto vector, int element) {
+      typedef decltype(vector) Of;
+      const Of of = *(const Of*)in_tile<T>(map, memory, element);
+      constexpr int kCount = sizeof(Of) / sizeof(T);
+      unroll<kCount>([&](int i) { f(C::kSingle ? k + i : k, C::kSingle ? 0 : i, of.at[i]); });
+    });
+  }
+  template <class T, class F>
+  __device__ void store(int memory, int shift, F f) const {
+    for_vectors<T>(shift, [&](int k, auto of, int element) {
+      typedef decltype(of) Of;
+      constexpr int kCount = sizeof(Of) / sizeof(T);
+      unroll<kCount>([&](int i) { of.at[i] = f(C::kSingle ? k + i : k, C::kSingle ? 0 : i); });
+      if (!is_idle) *(Of*)in_tile<T>(map, memory, element) = of;
+    });
+  }
+};
+
+__device__ inline Values all_of(A value) {
+  Values all;
+  unroll<V>([&](int v) { all.at[v] = value; });
+  return all;
+}
+template <class Op>
+__device__ inline Values both(const Values& a, const Values& b, Op op) {
+  Values made;
+  unroll<V>([&](int v) { made.at[v] = op(a.at[v], b.at[v]); });
+  return made;
+}
+
+// The runs of a strip. `begins` has a bit for each item that a row begins with.
+struct Runs {
+  const unsigned begins;
+  const int head_lanes, lane, warp, group_warps;
+  int start,
+      next;       // lanes: the last one up to this one that has a begin, or the first one; the next one that has, or -1
+  bool is_inner;  // whether a row begins in a lane before this one
+
+  __device__ Runs(unsigned begins, int head_lanes, int group_warps)
+      : begins(begins),
+        head_lanes(head_lanes),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        group_warps(group_warps) {
+    const unsigned same = (head_lanes == 32 ? 1u : 0xffffffffu / ((1u << head_lanes) - 1)) << (lane & (head_lanes - 1));
+    const unsigned those = __ballot_sync(0xffffffffu, begins != 0) & same;
+    const unsigned before = those & ((1u << lane) - 1), after = those & ~((2u << lane) - 1);
+    is_inner = before != 0;
+    start = begins ? lane : is_inner ? 31 - __clz((int)before) : lane & (head_lanes - 1);
+    next = __ffs((int)after) - 1;
+  }
+  __device__ bool has(int k) const { return begins >> k & 1; }
+
+  // Puts the total of the run that an item is in in the place of the item's value. All threads take part.
+  template <class Op>
+  __device__ void reduce(Values (&values)[K], Shared& shared, int turn, Op op) const {
+    Values first, last, before, total;
+    find_ends(values, first, last, op);
+    across(first, last, before, total, shared, turn, op);
+    accumulate(values, before, op);
+    spread(values, total);
+  }
+  // The same for sums. A product with 0 or 1 takes the place of a choice: it is one operation with the addition, and
+  // needs no predicate. Strips with numbers that are not finite choose. `kGrows`: whether no number is negative, so
+  // that a run's total is its maximum.
+  template <bool kGrows>
+  __device__ void add(Values (&values)[K], Shared& shared, int turn) const {
+    A goes_on[K], is_first = 1, check = 0;  // 1 where item k is in the run of the item before it, else 0
+    unroll<K>([&](int k) { goes_on[k] = A(__uint_as_float((~begins & 1u << k) * (0x3f800000u >> k))); });
+    Values first = all_of(0), last = first, before, total;
+    unroll<K>([&](int k) {
+      is_first *= goes_on[k];
+      unroll<V>([&](int v) {
+        last.at[v] = last.at[v] * goes_on[k] + values[k].at[v];
+        first.at[v] = is_first * values[k].at[v] + first.at[v];
+      });
+    });
+    // What is not finite has gone through all products.
+    unroll<V>([&](int v) { check += last.at[v] * A(0); });
+    if (check != 0) find_ends(values, first, last, Sum());
+    across(first, last, before, total, shared, turn, Sum());
+    unroll<V>([&](int v) { check += (before.at[v] + total.at[v]) * A(0); });
+    if (check != 0) {
+      accumulate(values, before, Sum());
+      spread(values, total);
+      return;
+    }
+    unroll<K>([&](int k) {
+      unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on[k] + values[k].at[v]; });
+    });
+    if (!kGrows) return spread(values, total);
+    unroll<K>([&](int i) {
+      const int k = K - 1 - i, after = k + 1 < K ? k + 1 : k;
+      unroll<V>([&](int v) {
+        total.at[v] = i == 0 ? total.at[v] : max_(total.at[v] * goes_on[after], values[k].at[v]);
+        values[k].at[v] = total.at[v];
+      });
+    });
+  }
+
+ private:
+  // The first and the last run of the strip.
+  template <class Op>
+  __device__ void find_ends(const Values (&values)[K], Values& first, Values& last, Op op) const {
+    first = has(0) ? all_of(Op::template identity<A>()) : values[0], last = values[0];
+    bool is_first = !has(0);
+    unroll<K - 1>([&](int i) {
+      const int k = i + 1;
+      last = has(k) ? values[k] : both(last, values[k], op);
+      is_first = is_first && !has(k);
+      if (is_first) first = last;
+    });
+  }
+  // What each run has up to an item, `before` included.
+  template <class Op>
+  __device__ void accumulate(Values (&values)[K], Values before, Op op) const {
+    unroll<K>([&](int k) {
+      if (!has(k)) values[k] = both(before, values[k], op);
+      before = values[k];
+    });
+  }
+  // From that the totals; `total` is that of the last run.
+  __device__ void spread(Values (&values)[K], Values total) const {
+    unroll<K>([&](int i) {
+      const int k = K - 1 - i;
+      if (k + 1 < K && has(k + 1)) total = values[k];
+      values[k] = total;
+    });
+  }
+  // From the first and the last run of the strip: what the first one has before the strip, and the total of the last.
+  template <class Op>
+  __device__ void across(Values first, const Values& last, Values& before, Values& total, Shared& shared, int turn,
+                         Op op) const {
+    // Over the lanes of the warp.
+    Values all = last;
+    for (int by = head_lanes; by < 32; by *= 2) {
+      Values there;
+      unroll<V>([&](int v) { there.at[v] = __shfl_up_sync(0xffffffffu, all.at[v], by); });
+      if (lane - by >= start) all = both(there, all, op);
+    }
+    unroll<V>([&](int v) { before.at[v] = __shfl_up_sync(0xffffffffu, all.at[v], head_lanes & 31); });
+    if (lane < head_lanes) before = all_of(Op::template identity<A>());
+    first = both(before, first, op);
+    Values there;  // the total of the run that ends in the next lane with a begin
+    unroll<V>([&](int v) { there.at[v] = __shfl_sync(0xffffffffu, first.at[v], next & 31); });
+    // Over the warps that have the same heads.
+    if (group_warps == 1) {
+      unroll<V>([&](int v) { all.at[v] = __shfl_sync(0xffffffffu, all.at[v], (-head_lanes & 31) | lane); });
+      total = next >= 0 ? there : all;
+      __syncthreads();
+      return;
+    }
+    const int of_heads = lane & (head_lanes - 1);
+    const bool has_any = is_inner || begins || next >= 0, is_last = lane >= 32 - head_lanes;
+    Exchange& exchange = shared.exchanges[turn];
+    if (is_last) exchange.open[warp][of_heads] = all;
+    if (has_any ? begins && !is_inner : is_last) exchange.first[warp][of_heads] = has_any ? first : all;
+    if (lane == 0) exchange.has_begin[warp] = has_any;
+    __syncthreads();
+    Values from = all_of(Op::template identity<A>()), to = exchange.open[warp][of_heads];
+#pragma unroll 1
+    for (int i = warp - 1; i >= warp / group_warps * group_warps; --i) {
+      from = both(exchange.open[i][of_heads], from, op);
+      if (exchange.has_begin[i]) break;
+    }
+#pragma unroll 1
+    for (int i = warp + 1; i < (warp / group_warps + 1) * group_warps; ++i) {
+      to = both(to, exchange.first[i][of_heads], op);
+      if (exchange.has_begin[i]) break;
+    }
+    total = next >= 0 ? there : to;
+    if (!is_inner) {
+      before = both(from, before, op);
+      if (!begins) total = both(from, total, op);
+    }
+  }
+};
+
+constexpr bool kNumbersInPlace = C::kReduces && sizeof(In) == sizeof(A);
+
+// The tiles of a block.
+struct BlockTiles {
+  const SegmentMap& map;
+  Shared& shared;
+  const Strip strip;
+  const int first_chunk, chunk_step, pitch, capacity;  // chunks of heads that the block takes; heads of a tile; items
+
+  __device__ BlockTiles(const SegmentMap& map, Shared& shared)
+      : map(map),
+        shared(shared),
+        strip(map),
+        first_chunk(C::kSingle ? 0 : blockIdx.x % map.chunk_blocks),
+        chunk_step(C::kSingle ? 1 : map.chunk_blocks),
+        pitch(C::kSingle ? 1 : map.pitch),
+        capacity(C::kSingle ? kThreads * K : (32 * map.group_warps >> map.head_lanes_log2) * K) {
+    clear(0), clear(1);
+    // Elements behind the end of a tile are from tiles before it, or these.
+    for (int i = threadIdx.x * 16; i < 2 * map.buffer_bytes; i += kThreads * 16)
+      *(Vector<uint32_t, 4>*)(dynamic_smem + i) = {};
+    __syncthreads();
+  }
+  // Where the elements of a tile are in shared memory.
+  __device__ int first(int buffer) const { return buffer * map.buffer_bytes; }
+  __device__ int second(int buffer) const { return first(buffer) + map.first_bytes; }
+  // Two numbers of each row, at the item that the row begins with. Those of results take the place of scores that have
+  // been read, where they have their size.
+  __device__ A* numbers(int which, int buffer) const {
+    const int each = capacity * pitch * (int)sizeof(A);
+    if (kNumbersInPlace && which) return (A*)(dynamic_smem + first(buffer));
+    return (A*)(dynamic_smem + 2 * map.buffer_bytes + which * each);
+  }
+  // Forgets where rows begin.
+  __device__ void clear(int buffer) const {
+    for (int i = threadIdx.x; i < kThreads * K / 32 + 1; i += kThreads) shared.begins[buffer][i] = 0;
+  }
+  // Where a place of the inner dims is in a tensor.
+  __device__ int64_t place_of(int tensor, int64_t column) const {
+    if (C::kSingle || map.dims == 0) return 0;
+    if (map.dims == 1) return column * map.strides[tensor][0];
+    int64_t place = 0;
+#pragma unroll 1
+    for (int d = map.dims - 1; d >= 0; --d) {
+      const int64_t whole = divide(column, map.sizes[d]);
+      place += (column - whole * map.sizes[d]) * map.strides[tensor][d];
+      column = whole;
+    }
+    return place;
+  }
+  // Whether the tile is one more chunk of heads of the same rows; it becomes that.
+  __device__ bool moves_on(Tile& tile) const {
+    if (C::kSingle || tile.chunk + chunk_step >= map.chunks) return false;
+    tile.chunk += chunk_step;
+    return true;
+  }
+
+  // The next tile of rows from `segment`, whose first item is `begin`, to before `last`. Both move behind it. Rows that
+  // do not fit are passed over; `has` gets what they are. Threads have waited for each other at least once.
+  __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, int& has) {
+    unsigned* const begins = shared.begins[buffer];
+    Tile tile = {};
+    if (segment >= last) __syncthreads();
+    while (segment < last) {
+      tile.segment = segment;
+      tile.begin = begin, tile.chunk = first_chunk;
+      tile.shift = shift_of(begin);
+      const int begin_at = C::kSingle ? tile.shift : 0;
+      const unsigned room = (unsigned)min(map.items - tile.begin, (int64_t)(capacity - begin_at));
+      for (int passed = kThreads; passed == kThreads; segment += passed) {
+        const int64_t row = segment + threadIdx.x;
+        bool fits = false;
+        if (row < last) {
+          const uint64_t from = offset_of(map, row) - tile.begin, to = offset_of(map, row + 1) - tile.begin;
+          const unsigned at = (unsigned)from, end = (unsigned)to, count = end - at;
+          fits = (from | to) >> 32 == 0 && end <= room && at <= end && count <= (unsigned)map.warp_items;
+          if (fits && count) atomicOr(&begins[(at + begin_at) / 32], 1u << (at + begin_at) % 32);
+        }
+        passed = __syncthreads_count(fits);
+      }
+      tile.rows = segment - tile.segment;
+      if (tile.rows == 0) has |= row_of(map, segment++).count > map.tile_items ? kHasLong : kHasMiddling;
+      begin = first_item(segment);
+      if (tile.rows == 0) continue;
+      const uint64_t items = begin - tile.begin;
+      tile.items = items > room ? 0 : (int)items;
+      const int at = tile.items + begin_at;
+      if (threadIdx.x == 0) atomicOr(&begins[at / 32], 1u << at % 32);
+      return tile;
+    }
+    tile.rows = 0;
+    return tile;
+  }
+  __device__ int64_t first_item(int64_t segment) const {
+    return min(max(offset_of(map, segment), (int64_t)0), (int64_t)map.items);
+  }
+  // Begins to copy the elements of a tile to shared memory.
+  __device__ void copy(const Tile& tile, int buffer) const {
+    copy<In>(tile, kItemFirst, first(buffer));
+    if constexpr (C::kHasSecond) copy<Second>(tile, kItemSecond, second(buffer));
+  }
+  // Stores the results of a tile, which are in shared memory in the place of the first tensor.
+  __device__ void store(const Tile& tile, int buffer) const {
+    constexpr int kEach = 16 / sizeof(Out);
+    const int memory = first(buffer);
+    const int end = tile.shift + tile.items * pitch;
+    if (is_flat<Out>(tile, kItemResult)) {
+      Out* const to = (Out*)map.data[kItemResult] + tile.begin * pitch - tile.shift;
+      for_vectors<Out>(memory, to, end, [&](int offset, Out* at, int element) {
+        if (element >= tile.shift && element + kEach <= end)
+          store_vector(at, *(const Vector<Out, kEach>*)(dynamic_smem + offset));
+      });
+      // The vectors that belong to the tile in part.
+      const auto store_one = [&](int at) {
+        if (at >= tile.shift && at < end) to[at] = *in_tile<Out>(map, memory, at);
+      };
+      if (threadIdx.x < kEach) store_one((int)threadIdx.x), store_one(end / kEach * kEach + (int)threadIdx.x);
+    } else if (is_in_vectors(tile, kItemResult)) {
+      for_items<Out, kEach>(tile, kItemResult, [&](Out* to, int element) {
+        store_vector(to, *(const Vector<Out, kEach>*)in_tile<Out>(map, memory, element));
+      });
+    } else {
+      for_items<Out, 1>(tile, kItemResult, [&](Out* to, int element) { *to = *in_tile<Out>(map, memory, element); });
+    }
+  }
+
+ private:
+  __device__ int shift_of(int64_t begin) const {
+    constexpr int kEach = 16 / sizeof(In);
+    if (map.access[kItemFirst] != kSegmentFlat) return 0;
+    const uint32_t at = (uint32_t)((uint64_t)map.data[kItemFirst] / sizeof(In)) + (uint32_t)begin * pitch;
+    return (int)(at % kEach);
+  }
+  // Whether the tile lies in vectors of 16 bytes that are vectors of the tile, or whether the heads of an item do.
+  template <class T>
+  __device__ bool is_flat(const Tile& tile, int tensor) const {
+    const uint32_t at = (uint32_t)((uint64_t)map.data[tensor] / sizeof(T)) + (uint32_t)tile.begin * pitch - tile.shift;
+    return map.access[tensor] == kSegmentFlat && at % (16 / sizeof(T)) == 0;
+  }
+  __device__ bool is_in_vectors(const Tile& tile, int tensor) const {
+    return !C::kSingle && map.access[tensor] == kSegmentVectors && tile.shift == 0;
+  }
+  // Calls f(offset in shared memory, address at `data`, element) for the vectors of 16 bytes of a tile that ends at
+  // `end`, and maybe for some behind it.
+  template <class T, class F>
+  __device__ void for_vectors(int memory, T* data, int end, F f) const {
+    constexpr int kEach = 16 / sizeof(T), kMost = V * K / kEach ? V * K / kEach : 1, kTurn = kThreads * kEach;
+    const int first = (int)threadIdx.x * kEach;
+    const int own = offset_in_tile<T>(map, memory, first);
+    const int turn_bytes = kTurn * (int)sizeof(T) + (kTurn >> padded_log2(map)) * kPadBytes;
+    unroll<kMost>([&](int j) { f(own + j * turn_bytes, data + first + j * kTurn, first + j * kTurn); });
+    if (C::kSingle) return;
+#pragma unroll 1
+    for (int j = kMost; first + j * kTurn < end; ++j)
+      f(own + j * turn_bytes, data + first + j * kTurn, first + j * kTurn);
+  }
+  // Calls f(address, element) for each `kEach` heads of the items of a tile.
+  template <class T, int kEach, class F>
+  __device__ void for_items(const Tile& tile, int tensor, F f) const {
+    const int64_t first = (int64_t)tile.chunk * pitch;
+#pragma unroll 1
+    for (int i = threadIdx.x * kEach; i < tile.items * pitch; i += kThreads * kEach) {
+      const int number = C::kSingle ? i : divide((unsigned)i, map.by_pitch), head = i - number * pitch;
+      if (!C::kSingle && first + head >= map.columns) continue;
+      const int64_t item = tile.begin + number;
+      const int64_t place = C::kOrder ? index_at(map, map.order, item) : item;
+      f((T*)map.data[tensor] + place * map.steps[tensor] + place_of(tensor, first + head), tile.shift + i);
+    }
+  }
+  template <class T>
+  __device__ void copy(const Tile& tile, int tensor, int memory) const {
+    constexpr int kEach = 16 / sizeof(T);
+    const uint32_t smem = dynamic_smem_address();
+    if (is_flat<T>(tile, tensor)) {
+      const int end = tile.shift + tile.items * pitch;
+      const int64_t first = tile.begin * pitch - tile.shift, elements = map.items * pitch;
+      T* const from = (T*)map.data[tensor] + first;
+      if (first >= 0 && first + (end + kEach - 1) / kEach * kEach <= elements)
+        return for_vectors<T>(memory, from, end, [&](int offset, T* at, int element) {
+          if (element < end) AsyncCopy::start<16>(smem + offset, at);
+        });
+      // The vectors at the ends of the tensor.
+#pragma unroll 1
+      for (int i = (int)threadIdx.x; i < end; i += kThreads)
+        if (i >= tile.shift) *in_tile<T>(map, memory, i) = from[i];
+    } else if (is_in_vectors(tile, tensor)) {
+      for_items<T, kEach>(tile, tensor, [&](const T* at, int element) {
+        AsyncCopy::start<16>(smem + offset_in_tile<T>(map, memory, element), at);
+      });
+    } else {
+      for_items<T, 1>(tile, tensor, [&](const T* at, int element) { *in_tile<T>(map, memory, element) = *at; });
+    }
+  }
+};
+
+// The result of an element from its exponential and the sum of the row's, or from its difference from the maximum.
+template <class Epilogue>
+__device__ inline A result_of(A value, A l) {
+  if constexpr (Epilogue::kTakesExp) {
+    if constexpr (sizeof(A) == 8) return value / (l + (l - l));  // of inf all are NaN
+    return value * reciprocal(l);
+  } else if constexpr (!Epilogue::kOnePerRow) {
+    return Epilogue(State<A>{0, l + (l - l)})(value);
+  }
+  return value;
+}
+
+// Whether rows whose scores are all small do without their maxima: no exponential of theirs overflows or vanishes, and
+// quotients and sums of exponentials are as accurate as with a maximum. A difference of logarithms is not.
+constexpr bool kMayHaveNoMaxima =
+    !C::kIsBackward && sizeof(A) == 4 && !is_same<C::Epilogue, StateEpilogue<Out>> && C::ElementEpilogue::kTakesExp;
+constexpr float kSmall = 60;  // 1e-26 < exp(-60), and the sum of 2^32 exp(60) is below 1e36
+
+// Whether all scores are small. None is a NaN then. All threads of the block take part.
+__device__ inline bool are_small(const Values (&scores)[K]) {
+  float most = 0;
+  unroll<K>([&](int k) {
+    unroll<V>([&](int v) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf((float)scores[k].at[v]))); });
+  });
+  return __syncthreads_and(most <= kSmall);
+}
+// exp(v) for small v of either sign.
+__device__ inline float exp_of_small(float v) {
+  const float t = v * kLog2e, e = exp2_(t);
+  return sizeof(Out) == 2 ? e : fmaf(e, fmaf(t, -0.693147181f, v), e);  // what the product is off by
+}
+
+// Computes the functions of a tile whose elements are in shared memory, or its gradients.
+__device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const unsigned* begins, int buffer,
+                               Shared& shared) {
+  const SegmentMap& map = tiles.map;
+  const Strip& strip = tiles.strip;
+  const int shift = C::kSingle ? 0 : tile.shift, at = strip.number * K;
+  constexpr unsigned kAll = K == 32 ? 0xffffffffu : (1u << K) - 1;
+  const Runs runs(begins[at / 32] >> at % 32 & kAll, strip.head_lanes, C::kSingle ? kWarps : map.group_warps);
+  Values values[K], others[C::kSums ? K : 1], totals[K];
+  const int first = tiles.first(buffer), second = tiles.second(buffer);
+  if constexpr (C::kHasSecond) {
+    Vector<Second, V> raw[K];
+    strip.load<Second>(second, shift, [&](int k, int v, Second of) { raw[k].at[v] = of; });
+    strip.load<In>(first, shift, [&](int k, int v, In of) {
+      values[k].at[v] = C::kSums ? A(to_acc(of)) : A(score_of<C>(map, of, raw[k].at[v]));
+      if constexpr (C::kSums) others[k].at[v] = to_acc(raw[k].at[v]);
+    });
+  } else {
+    strip.load<In>(first, shift, [&](int k, int v, In of) { values[k].at[v] = score_of<C>(map, of, Second()); });
+  }
+  const auto for_all = [](auto f) { unroll<K>([&](int k) { unroll<V>([&](int v) { f(k, v); }); }); };
+  if constexpr (C::kSums) {
+    for_all([&](int k, int v) { totals[k].at[v] = term_of<C>(values[k].at[v], others[k].at[v]); });
+    runs.add<false>(totals, shared, 0);
+    for_all([&](int k, int v) {
+      values[k].at[v] =
+          factor_of<C>(map) * C::Policy::Grad::template result<Out>(values[k].at[v], others[k].at[v], totals[k].at[v]);
+    });
+  } else if constexpr (C::kPointwise) {
+    // The item that the row begins with, as a number, where the numbers of the row are.
+    for_all([&](int k, int v) { totals[k].at[v] = runs.has(k) ? A(at + k) : A(-1); });
+    runs.reduce(totals, shared, 0, Max());
+    for_all([&](int k, int v) {
+      const int number = max((int)totals[k].at[v], 0) * tiles.pitch + strip.head + v;
+      const A lse = tiles.numbers(0, buffer)[number], grad = tiles.numbers(1, buffer)[number];
+      values[k].at[v] = factor_of<C>(map) * C::Policy::Grad::template result<Out>(values[k].at[v], grad, lse);
+    });
+  } else {
+    const auto keep = [&](int which, auto number) {
+      for_all([&](int k, int v) {
+        if (runs.has(k) && !strip.is_idle)
+          tiles.numbers(which, buffer)[(at + k) * tiles.pitch + strip.head + v] = number(totals[k].at[v]);
+      });
+    };
+    const auto itself = [](A total) { return total; };
+    if (kMayHaveNoMaxima && are_small(values)) {
+      for_all([&](int k, int v) { totals[k].at[v] = values[k].at[v] = exp_of_small((float)values[k].at[v]); });
+      if constexpr (C::kReduces) keep(0, [](A) { return A(0); });
+    } else {
+      for_all([&](int k, int v) { totals[k] = values[k]; });
+      runs.reduce(totals, shared, 0, Max());
+      if constexpr (C::kReduces) keep(0, itself);
+      for_all([&](int k, int v) {
+        // Where the maximum is infinite an element is NaN, as all results are; a reduction has one.
+        A& value = values[k].at[v];
+        value -= C::kReduces ? finite_for_sum(totals[k].at[v]) : totals[k].at[v];
+        totals[k].at[v] = exp_for_sum<Out>(value);
+        if constexpr (C::ElementEpilogue::kTakesExp) value = totals[k].at[v];
+      });
+    }
+    runs.add<true>(totals, shared, 1);
+    if constexpr (C::kReduces) keep(1, itself);
+    for_all([&](int k, int v) { values[k].at[v] = result_of<C::ElementEpilogue>(values[k].at[v], totals[k].at[v]); });
+  }
+  if constexpr (!C::kReduces)
+    strip.store<Out>(first, shift, [&](int k, int v) { return from_acc<Out>(values[k].at[v]); });
+}
+
+// Calls f(row, column, where its numbers are, whether it has items) for the rows of a tile.
+template <class F>
+__device__ inline void for_rows(const BlockTiles& tiles, const Tile& tile, F f) {
+  const SegmentMap& map = tiles.map;
+  for (int64_t i = threadIdx.x; i < tile.rows * tiles.pitch; i += kThreads) {
+    const int64_t row = C::kSingle ? i : divide(i, tiles.pitch);
+    const int head = (int)(i - row * tiles.pitch);
+    const int64_t column = (int64_t)tile.chunk * tiles.pitch + head;
+    if (!C::kSingle && column >= map.columns) continue;
+    const int64_t begin = offset_of(map, tile.segment + row), end = offset_of(map, tile.segment + row + 1);
+    const int64_t at = begin - tile.begin + (C::kSingle ? tile.shift : 0);
+    const bool has_items = begin < end && at >= 0 && at < tiles.capacity;
+    f(tile.segment + row, column, has_items ? (int)at * tiles.pitch + head : 0, has_items);
+  }
+}
+template <class T>
+__device__ inline T* at_row(const BlockTiles& tiles, int tensor, int64_t row, int64_t column) {
+  return (T*)tiles.map.data[tensor] + row * tiles.map.steps[tensor] + tiles.place_of(tensor, column);
+}
+template <class Epilogue = C::Epilogue>
+__device__ inline void store_rows(const BlockTiles& tiles, const Tile& tile, int buffer) {
+  for_rows(tiles, tile, [&](int64_t row, int64_t column, int number, bool has_items) {
+    State<A> state = {-A(infinity()), A(0)};
+    if (has_items) state = {tiles.numbers(0, buffer)[number], tiles.numbers(1, buffer)[number]};
+    Epilogue::store(state, at_row<Out>(tiles, kRowFirst, row, column), tiles.map.plane);
+  });
+}
+
+constexpr int kMinWarps = sizeof(A) == 8 ? 12 : V > 1 ? 16 : 24;  // of a multiprocessor
+
+extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? kMinWarps / kWarps : 1)
+    onepass_kernel(const __grid_constant__ SegmentMap map) {
+  __shared__ Shared shared;
+  BlockTiles tiles(map, shared);
+  const int64_t range = blockIdx.x / map.chunk_blocks, ranges = gridDim.x / map.chunk_blocks;
+  const int64_t bounds[2] = {range * map.range_items, (range + 1) * map.range_items};
+  int64_t found[2];
+  find_segments(map, bounds, found);
+  int64_t segment = range ? found[0] : 0;
+  const int64_t last = range + 1 < ranges ? found[1] : map.segments;
+  int64_t begin = tiles.first_item(segment);
+  int buffer = 0, begins = 0, has = 0;
+  Tile tile = tiles.find(segment, begin, last, begins, has);
+  if (tile.items > 0) tiles.copy(tile, buffer);
+  AsyncCopy::commit();
+  while (tile.rows > 0) {
+    if constexpr (C::kPointwise) {
+      for_rows(tiles, tile, [&](int64_t row, int64_t column, int number, bool has_items) {
+        if (!has_items) return;
+        tiles.numbers(0, buffer)[number] = *at_row<const A>(tiles, kRowFirst, row, column);
+        tiles.numbers(1, buffer)[number] = *at_row<const A>(tiles, kRowSecond, row, column);
+      });
+    }
+    AsyncCopy::wait<0>();
+    Tile next = tile;
+    const bool moves_on = tiles.moves_on(next);
+    if (moves_on)
+      __syncthreads();
+    else
+      next = tiles.find(segment, begin, last, begins ^ 1, has);
+    if (next.items > 0) tiles.copy(next, buffer ^ 1);
+    AsyncCopy::commit();
+    if (tile.items > 0) compute(tiles, tile, shared.begins[begins], buffer, shared);
+    if (!moves_on) tiles.clear(begins), begins ^= 1;
+    __syncthreads();
+    if constexpr (C::kReduces)
+      store_rows(tiles, tile, buffer);
+    else
+      tiles.store(tile, buffer);
+    tile = next, buffer ^= 1;
+  }
+  // What the kernel of longer rows looks at.
+  if (map.has_long == nullptr) return;
+  unsigned char* const told = (unsigned char*)map.has_long + blockIdx.x;
+  if (threadIdx.x == 0) *told = (unsigned char)has;
+  // It reads 16 bytes at a time.
+  if (threadIdx.x > 0 && threadIdx.x < 16 - blockIdx.x % 16 && blockIdx.x == gridDim.x - 1) told[threadIdx.x] = 0;
+}
