@@ -5,6 +5,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from onepass.scores import Scores, SideTensors
 from onepass.validation import Spec
 
 F32, F64, F16, BF16 = DTYPES
+EXTENDED = np.finfo(np.longdouble).eps < np.finfo(np.float64).eps / 100
 FUNCTIONS = ["softmax", "log_softmax", "logsumexp"]
 # Inputs as (shape, dims): rows of every route, columns, several dims, tiny and odd ones.
 SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
@@ -332,6 +334,20 @@ def test_rows_of_many_chunks(function: str, dtype: torch.dtype) -> None:
         assert_close(dx, want, torch.finfo(wide).eps * 400, function)
 
 
+@pytest.mark.parametrize("columns", [5, 17])
+def test_columns_of_two_dims_that_the_scratch_memory_does_not_hold(columns: int) -> None:
+    x = torch.randn(90, 2, 300, columns)
+    side = SideTensors(
+        scale=torch.rand(1, 2, 1, columns), bias=torch.randn(90, 1, 300, 1), mask=torch.rand(90, 1, 300, columns) < 0.7
+    )
+    for function in FUNCTIONS:
+        spec, scores = Spec(function, [0, 2], None, True), Scores()
+        y, lse = forward(x, side, spec, scores)
+        want, want_lse = forward_arithmetic(x.double(), doubles(side), spec, scores)
+        assert_close(y, want, 32 * torch.finfo(F32).eps, function)
+        assert_close(lse, want_lse, 32 * torch.finfo(F32).eps, function)
+
+
 def test_what_is_outside_the_window_is_not_read() -> None:
     above = torch.ones(64, 64, dtype=torch.bool).triu(1)
     x = torch.randn(64, 64).masked_fill(above, math.nan)
@@ -339,7 +355,54 @@ def test_what_is_outside_the_window_is_not_read() -> None:
     torch.testing.assert_close(y, x.masked_fill(above, -math.inf).softmax(1))
 
 
+def softcap_errors(x: Tensor) -> tuple[float, float]:
+    """The relative errors of a softcap of 1 and of its derivative, in units of the dtype's eps: the logsumexp of one
+    element is its score. The signs of results have to be those of x."""
+    x = x[:, None].requires_grad_()
+    y = onepass.logsumexp(x, 1, softcap=1.0)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    exact = x.detach()[:, 0].numpy().astype(np.longdouble)
+    slopes = np.cosh(np.minimum(np.abs(exact), 11_000)) ** -2
+    least = torch.finfo(x.dtype).smallest_normal * 2**16  # a slope that is less may be 0
+    errors = []
+    for got, want in ((y.detach(), np.tanh(exact)), (slope[:, 0], slopes)):
+        error, size = np.abs(got.numpy().astype(np.longdouble) - want), np.abs(want)
+        far = size < least
+        assert (error[far] <= least).all()
+        errors.append(float((error[~far] / size[~far]).max()) / torch.finfo(x.dtype).eps)
+    assert ((y < 0) == (x[:, 0] < 0)).all()
+    assert (slope >= 0).all()
+    return errors[0], errors[1]
+
+
+def check_softcaps() -> None:
+    for dtype in (F32, F64):
+        finfo = torch.finfo(dtype)
+        some = torch.logspace(math.log2(finfo.smallest_normal), math.log2(finfo.max) - 1, 20_001, base=2, dtype=F64)
+        near = torch.linspace(0, 40, 100_003, dtype=F64)
+        for x in (some, near):
+            of_cap, of_slope = softcap_errors(torch.cat([x, -x]).to(dtype))
+            assert of_cap < 1.5, dtype
+            assert of_slope < 4.5, dtype
+        tiny = finfo.smallest_normal * finfo.eps
+        x = torch.tensor(
+            [[math.inf, -math.inf, math.nan, 0.0, tiny, -3 * tiny, finfo.max, -finfo.max]], dtype=dtype
+        ).t()
+        x.requires_grad_()
+        y = onepass.logsumexp(x, 1, softcap=1.0)
+        assert same(y.detach(), torch.tanh(x.detach()[:, 0]))
+        (slope,) = torch.autograd.grad(y.sum(), x)
+        assert same(slope[:, 0], torch.tensor([0, 0, math.nan, 1, 1, 1, 0, 0], dtype=dtype))
+
+
+@pytest.mark.skipif(not EXTENDED, reason="long double is no more than double here")
+def test_a_softcap_is_good_to_a_few_roundings() -> None:
+    check_softcaps()
+
+
 def check_all() -> None:  # by another instruction set
+    if EXTENDED:
+        check_softcaps()
     for function in FUNCTIONS:
         for dtype in DTYPES:
             for seed in range(20):

@@ -16,13 +16,17 @@ void copy_negated(const X* from, X* to, int64_t count) {
   using Bits = std::conditional_t<sizeof(X) == 8, uint64_t, std::conditional_t<sizeof(X) == 4, uint32_t, uint16_t>>;
   constexpr int64_t lanes = int64_t(sizeof(Vec) / sizeof(X));
   constexpr Bits sign = Bits(Bits(1) << (8 * sizeof(X) - 1));
-  const Bits* const x = reinterpret_cast<const Bits*>(from);
+  const auto copy = [=](int64_t i, auto bits) {
+    std::memcpy(&bits, from + i, sizeof bits);
+    bits ^= sign;
+    store_as(to + i, bits);
+  };
   int64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    __builtin_prefetch(x + i + 8 * lanes);
-    store_as(to + i, V<Bits>(load_as<Bits>(x + i) ^ sign));
+    __builtin_prefetch(from + i + 8 * lanes);
+    copy(i, V<Bits>());
   }
-  for (; i < count; ++i) store_as(to + i, Bits(x[i] ^ sign));
+  for (; i < count; ++i) copy(i, Bits());
 }
 
 // Y is the type of the result: where it is narrower than that of the input, torch rounds the input to it first.

@@ -38,7 +38,12 @@ bool are_at_lines(const ScoredProblem& p, int64_t width) {
 bool is_tiled(ScoredProblem& p, bool is_small, int64_t lanes) {
   if (p.outer.count == 0) return false;
   const auto column = p.outer.innermost();
-  if (column.size >= lanes && column.strides[kInput] == 1 && p.reduced.innermost().strides[kInput] != 1) return true;
+  // A step of a function costs about as much with few columns as with a vector of them, and less than their gathering.
+  // In a gradient that holds where steps are taken together.
+  const bool is_narrow =
+      !p.is_backward() || (p.function != Function::logsumexp && p.reduced.innermost().strides[kInput] == column.size);
+  const int64_t least = is_narrow ? std::max<int64_t>(2, lanes / 4) : lanes;
+  if (column.size >= least && column.strides[kInput] == 1 && p.reduced.innermost().strides[kInput] != 1) return true;
   if (is_small || p.n > max_gathered_row(p) || batch_invariant()) return false;
   auto* const dims = p.outer.dims;
   const auto by_size = [](const auto& a, const auto& b) { return a.size < b.size; };

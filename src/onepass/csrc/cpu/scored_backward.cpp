@@ -42,9 +42,10 @@ struct ScoredBackward {
     Numbers from(int64_t i) const { return {a + i * step, b + i * step, step, all_finite}; }
   };
   static bool are_finite(const A* sums, int64_t count) {
-    bool finite = kIsSoftmax;
-    for (int64_t k = 0; k < count; ++k) finite &= sums[k] - sums[k] == 0;
-    return finite;
+    A none = 0;  // of the others the difference is a NaN
+#pragma omp simd reduction(+ : none)
+    for (int64_t k = 0; k < count; ++k) none += sums[k] - sums[k];
+    return kIsSoftmax && none == 0;
   }
 
   // Sums --------------------------------------------------------------------------------------------------------------
@@ -155,14 +156,17 @@ struct ScoredBackward {
         return store_row<false, false, false, InputNan>(to, run.count, plan.streaming, load);
       }
     }
-    A block[kBlock];
+    alignas(64) A block[kBlock];
+    const bool copies = !std::is_same_v<A, double> || p.out != DType::float64 || run.step[kResult] != 1;
     for (int64_t first = 0; first < run.count; first += kBlock) {
       const int64_t count = std::min(kBlock, run.count - first);
-      Vector v[1];
+      A* const to = copies ? block : rows.template data<A>(kResult, run) + first;
+      Vector four[4], v[1];
       int64_t i = 0;
-      for (; i + L <= count; i += L) load(first + i, v), store_as(block + i, v[0]);
-      if (i < count) load(first + i, v, count - i), store_as(block + i, v[0]);
-      write_run(rows, run.part(first, first + count), block, plan.streaming);
+      for (; i + 4 * L <= count; i += 4 * L) load(first + i, four), std::memcpy(to + i, &four, sizeof four);
+      for (; i + L <= count; i += L) load(first + i, v), store_as(to + i, v[0]);
+      if (i < count) load(first + i, v, count - i), copy_tail(to + i, reinterpret_cast<const A*>(&v), count - i);
+      if (copies) write_run(rows, run.part(first, first + count), block, plan.streaming);
     }
   }
   __attribute__((noinline)) void store_zeros(const ScoredRun& run) const {
@@ -170,18 +174,17 @@ struct ScoredBackward {
       for (Vector& each : v) each = Vector{};
     });
   }
-  void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true) const {
+  // (Inline: the parts of a run that were just written one by one would wait to be read as a vector.)
+  ONEPASS_INLINE void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true) const {
     const Span in = clips ? rows.inside(run) : Span{0, run.count};
     if (in.first > 0) store_zeros(run.part(0, in.first));
     if (in.last < run.count) store_zeros(run.part(in.last, run.count));
     const ScoredRun part = run.part(in.first, in.last);
     const Numbers of_part = numbers.from(in.first);
-    const SlopeLoader<A> slope(rows, part, !numbers.all_finite);
-    if constexpr (kHasSums) {
-      is_plain(run) && slope.is_plain() ? store_inside<true>(part, of_part, slope)
-                                        : store_inside<false>(part, of_part, slope);
+    if (kHasSums && is_plain(run) && SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
+      store_inside<kHasSums>(part, of_part);
     } else {
-      store_inside<false>(part, of_part, slope);
+      store_inside<false>(part, of_part);
     }
   }
   // What a loop needs is in variables of its own: stores might change all that is in memory.
@@ -189,7 +192,10 @@ struct ScoredBackward {
     NoScores(const ScoredRows&, const ScoredRun&) {}
   };
   template <bool kPlain>
-  void store_inside(const ScoredRun& run, const Numbers numbers, const SlopeLoader<A> slope) const {
+  __attribute__((noinline)) void store_inside(const ScoredRun& run, const Numbers& numbers) const {
+    const SlopeLoader<A> slope(rows, run, !numbers.all_finite);
+    const A *const numbers_a = numbers.a, *const numbers_b = numbers.b;
+    const int64_t numbers_step = numbers.step;
     const std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, run);
     const T *const y = rows.template data<const T>(kInput, run), *const grad =
                                                                      rows.template data<const T>(kGradOf, run);
@@ -199,8 +205,8 @@ struct ScoredBackward {
     store<!kPlain || !kIsSoftmax>(run, [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
       constexpr int K = int(sizeof(v) / sizeof(Vector));
       Vector a[K], b[K], g[K];
-      load_operand<A>(numbers.a + i * numbers.step, numbers.step, a, count...);
-      if (!kHasSums || marks) load_operand<A>(numbers.b + i * numbers.step, numbers.step, b, count...);
+      load_operand<A>(numbers_a + i * numbers_step, numbers_step, a, count...);
+      if (!kHasSums || marks) load_operand<A>(numbers_b + i * numbers_step, numbers_step, b, count...);
       if constexpr (kHasSums) {
         load_operand<A>(y + i * y_step, y_step, v, count...),
             load_operand<A>(grad + i * grad_step, grad_step, g, count...);
@@ -318,14 +324,18 @@ struct ScoredBackward {
       }
       const Numbers numbers = {a, b, 1, are_finite(a, tile.count)};
       if (kIsSoftmax && !numbers.all_finite) together = 1;  // the mask need not follow
-      for (int64_t i = tile.count; i < together * tile.count; ++i) a[i] = a[i - tile.count];
-      for_each_steps(tile, together, [&](const ScoredRun& run) { store_gradients(run, numbers); });
+      for (int64_t i = 1; i < together; ++i) std::copy_n(a, tile.count, a + i * tile.count);
+      for_each_steps(tile, together, [&](const ScoredRun& run) {
+        if (together == 1) rows.fetch_step(kOfCap, p.out, run), rows.fetch_step(kResult, p.out, run);
+        store_gradients(run, numbers);
+      });
     });
   }
   void sum_columns(const ScoredRun& tile, int64_t together, A* sums, A* marks) const {
     Sum of[kMaxColumns / L];
     std::fill_n(marks, tile.count, A(0));
     for_each_steps(tile, together, [&](const ScoredRun& run) {
+      if (together == 1) rows.fetch_step(kInput, p.in, run), rows.fetch_step(kGradOf, p.in, run);
       is_plain(run) ? add_to_columns<true>(run, of) : add_to_columns<false>(run, of);
       for (int64_t j = 0; has_marks && j < run.count; ++j) {
         if (to_acc(rows.template data<const T>(kInput, run)[j * run.step[kInput]]) != -kInf<A>) marks[j] = 1;
@@ -333,7 +343,8 @@ struct ScoredBackward {
     });
     for (int64_t i = 0; i < together * tile.count; i += L) store_as(sums + i, of[i / L].value());
     if (together == 1) return;
-    double totals[kMaxColumns] = {};
+    double totals[kMaxColumns];
+    std::fill_n(totals, tile.count, 0.0);
     for (int64_t i = 0; i < together; ++i) {
 #pragma omp simd
       for (int64_t j = 0; j < tile.count; ++j) totals[j] += double(sums[i * tile.count + j]);

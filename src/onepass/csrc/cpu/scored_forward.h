@@ -124,7 +124,7 @@ struct ScoredForward {
       if (clips) {  // what is outside the window is left out
         const ScoredRun run = {row.at, rows.inner.strides, 0, p.n};
         in = rows.inside(run);
-        if (in.first < in.last) most = write_scores(rows, run.part(in.first, in.last), t);
+        if (in.first < in.last) most = write_scores(rows, run.part(in.first, in.last), 1, run.step, t, 0);
       } else {
         most = write_row_scores(rows, row.at, 0, p.n, t);
       }
@@ -204,6 +204,7 @@ struct ScoredForward {
     const int64_t most = kWidth * std::min<int64_t>(kRowBuffer / (kWidth * padded), kMaxRowGroups);
     const bool one_run = !p.has_window() && !p.has(kAlibi) && rows.follow_each_other({kInput, kScale, kBias, kMask});
     const int64_t apart = one_run ? n : padded;
+    const auto write_scores = scores_writer<A>(rows, rows.inner.strides);
     A *const scores = t + kSmallRowScores, *const buffer = scores + kRowBuffer + 2 * kWidth;
     Y* const copies = reinterpret_cast<Y*>(buffer + kRowBuffer + kWidth);
     alignas(64) float sinks[kMaxRowGroups * kWidth] = {}, of_rows[kMaxRowGroups * kWidth];
@@ -217,9 +218,11 @@ struct ScoredForward {
       for (int64_t r = 0, some; r < count; r += some) {  // rows along the innermost dim
         some = std::min(inner.size - at, count - r);
         const ScoredRun those = {walk.at, inner.strides, at, some};
-        write_rows(rows, those, one_run ? 1 : some, one_run ? some * n : n, scores + r * apart, apart);
+        const RunPlace at_first(those);
+        const ScoredRun row = {at_first.of, rows.inner.strides, 0, one_run ? some * n : n};
+        write_scores(rows, row, one_run ? 1 : some, those.step, scores + r * apart, apart);
+        if (has_sink) write_sinks(those, sinks + r);
         for (int64_t k = 0; k < some; ++k) {
-          if (has_sink) sinks[r + k] = column_sink(those, k);
           at_lse[r + k] = those.part(k, some).at(kRowLse);
           at_result[r + k] = those.part(k, some).at(kResult);
         }
@@ -286,10 +289,20 @@ struct ScoredForward {
       const auto load = [&](int64_t first) {
         const int64_t last = std::min(first + depth, p.n), count = last - first;
         write_tile_scores(rows, columns, first, last, t, across);
-        for (int64_t j = 0; sinks && first == 0 && j < across; ++j) t[count * across + j] = column_sink(columns, j);
+        if (sinks && first == 0) {
+          A* const behind = std::fill_n(t + count * across, across, -kInf<A>);
+          write_sinks(columns, behind - across);
+        }
         tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
         return count;
       };
+      if constexpr (!kReduces) {
+        if (p.n <= kMaxShortDepth && !has_sink && !p.has(kRowLse) && !p.empty_is_zero) {
+          load(0);
+          tile.short_group(0);
+          return store_short(columns, across);
+        }
+      }
       for (int64_t first = 0; first < p.n; first += depth) {
         load(first);
         if (first > 0) {
@@ -298,14 +311,17 @@ struct ScoredForward {
           keeps_exps ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
         }
       }
-      for (int64_t s = 0; (kReduces || p.has(kRowLse)) && s < across / L; ++s)
-        store_lse_of(columns, s, tile.log_sum_of(s));
+      if (kReduces || p.has(kRowLse)) store_lse_of(columns, tile);
       if constexpr (!kReduces) {
         for (int64_t s = 0; p.empty_is_zero && s < across / L; ++s) {
           const auto is_empty = tile.m[s] == -kInf<A> && tile.sum[s] == Vector{};
           tile.m[s] = is_empty ? Vector{} : tile.m[s];
           tile.sum[s] = is_empty ? Vector{} + 1 / kTileUnscale<A> : tile.sum[s];
         }
+        // The lanes behind the last column have nothing; they need no NaN.
+        const int64_t last = across / L - 1, lanes = columns.count - last * L;
+        tile.m[last] = keep_lanes(tile.m[last], lanes, 0);
+        tile.sum[last] = keep_lanes(tile.sum[last], lanes, 1 / kTileUnscale<A>);
         tile.numbers();
         for (int64_t first = 0; first < p.n; first += depth) {
           const int64_t count = fits ? p.n : load(first);
@@ -321,22 +337,39 @@ struct ScoredForward {
   static int64_t tile_depth(int64_t across) {
     return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1;
   }
-  A column_sink(const ScoredRun& columns, int64_t j) const {
-    if (j >= columns.count) return -kInf<A>;
-    return p.has(kSink) ? rows.template data<const A>(kSink, columns)[j * columns.step[kSink]] : A(p.sink);
-  }
-  void store_lse_of(const ScoredRun& columns, int64_t s, Vector lse) const {
-    for (int64_t j = 0; j < L && s * L + j < columns.count; ++j) {
-      const int64_t row = s * L + j;
-      if (p.has(kRowLse)) rows.template data<A>(kRowLse, columns)[row * columns.step[kRowLse]] = lse[j];
-      if (kReduces) rows.template data<Y>(kResult, columns)[row * columns.step[kResult]] = from_acc<Y>(lse[j]);
+  // The sinks of rows, one behind the other.
+  void write_sinks(const ScoredRun& those, A* to) const {
+    const int64_t step = those.step[kSink];
+    if (p.has(kSink) && step != 0) {
+      gather(rows.template data<const A>(kSink, those), step, those.count, to);
+    } else {
+      std::fill_n(to, those.count, p.has(kSink) ? *rows.template data<const A>(kSink, those) : A(p.sink));
     }
+  }
+  template <class Tile>
+  void store_lse_of(const ScoredRun& columns, const Tile& tile) const {
+    alignas(64) A lse[kMaxSequences * L];
+    for (int64_t s = 0; s < tile.shape.across; ++s) store_as(lse + s * L, tile.log_sum_of(s));
+    A* const of_rows = p.has(kRowLse) ? rows.template data<A>(kRowLse, columns) : nullptr;
+    for (int64_t j = 0; of_rows && j < columns.count; ++j) of_rows[j * columns.step[kRowLse]] = lse[j];
+    if constexpr (kReduces) {
+      Y* const y = rows.template data<Y>(kResult, columns);
+      for (int64_t j = 0; j < columns.count; ++j) y[j * columns.step[kResult]] = from_acc<Y>(lse[j]);
+    }
+  }
+  // Stores the steps of a tile in which results have replaced the elements.
+  void store_short(const ScoredRun& columns, int64_t across) const {
+    rows.for_each_step(columns, 0, p.n, [&](const ScoredRun& run, int64_t i) {
+      if (!plan.stores_in_place) return write_run(rows, run, t + i * across, false);
+      store_run<false>(rows.template data<Y>(kResult, run), run.count, t + i * across, streaming);
+    });
   }
   template <class FromExps, class Tile>
   __attribute__((noinline)) void store_steps(const ScoredRun& columns, int64_t first, int64_t count, Tile& tile) const {
     tile.begin_results(0, count);
     rows.for_each_step(columns, first, first + count, [&](const ScoredRun& run, int64_t i) {
       Y* const y = plan.stores_in_place ? rows.template data<Y>(kResult, run) : reinterpret_cast<Y*>(t);
+      if (!streaming) rows.fetch_step(kResult, p.out, run);
       tile.template step_results<FromExps>(i - first, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
         TileWalk<A>::template store_results<false>(y + w * L, run.count - w * L, v, streaming);
       });

@@ -12,8 +12,7 @@ namespace onepass::ONEPASS_ISA {
 // The first `count` lanes of v; the others are `other`.
 ONEPASS_INLINE Vec keep_lanes(Vec v, int64_t count, float other) { return lane_mask(count) ? v : broadcast(other); }
 ONEPASS_INLINE V<double> keep_lanes(V<double> v, int64_t count, double other) {
-  for (int64_t j = count; j < kLanes<double>; ++j) v[j] = other;
-  return v;
+  return V<int64_t>(lane_mask(2 * count)) ? v : broadcast_as(other);
 }
 
 template <class A, class T>
@@ -49,8 +48,9 @@ ONEPASS_INLINE void load_operand(const T* from, int64_t step, V<A> (&v)[K], Coun
     for (V<A>& each : v) each = broadcast_as(widen<A>(*from));
   } else if (has_vectors && step == 1) {
     if constexpr (has_vectors) load_vectors<false>(from, v, count...);
-  } else if (std::is_same_v<A, T> && step == 1 && sizeof...(count) == 0) {
-    if constexpr (std::is_same_v<A, T>) std::memcpy(&v, from, sizeof v);
+  } else if (std::is_same_v<A, T> && step == 1) {
+    if constexpr (std::is_same_v<A, T> && sizeof...(count) == 0) std::memcpy(&v, from, sizeof v);
+    if constexpr (std::is_same_v<A, T> && !has_vectors && sizeof...(count)) v[0] = load_tail(from, count...);
   } else if constexpr (sizeof...(count)) {
     A each[L] = {};
     gather(from, step, (int64_t(0) + ... + count), each);
@@ -128,7 +128,10 @@ ONEPASS_INLINE void apply_mask(const uint8_t* mask, int64_t step, A other, V<A> 
 }
 
 ONEPASS_INLINE Vec magnitude(Vec v) { return Vec(IntVec(v) & 0x7fffffff); }
-ONEPASS_INLINE V<double> magnitude(V<double> v) { return v < 0 ? -v : v; }
+ONEPASS_INLINE V<double> magnitude(V<double> v) { return V<double>(V<int64_t>(v) & 0x7fffffffffffffff); }
+
+// v, or `most` where that is less. A NaN stays one.
+ONEPASS_INLINE V<double> at_most(V<double> v, double most) { return v > most ? broadcast_as(most) : v; }
 
 // tanh to 2 ulp: a polynomial near 0 (that of Cephes' tanhf), elsewhere 1 - 2 y / (1 + y), where y = exp(-2 |v|).
 template <int K>
@@ -157,16 +160,35 @@ ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
     v[k] = (v[k] * (4 * kExpUnscale)) * r * r;
   }
 }
+// Doubles also to 2 ulp, with the polynomials of Cephes' tanh near 0. From 20 on the result is 1.
 template <int K>
 ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
-  for (V<double>& each : v) {
-    for (int j = 0; j < kLanes<double>; ++j) each[j] = std::tanh(each[j]);
+  V<double> y[K];
+  for (int k = 0; k < K; ++k) y[k] = at_most(magnitude(v[k]), 20) * -2.0;
+  ExpDouble::apply(y);
+  for (int k = 0; k < K; ++k) {
+    const V<double> size = magnitude(v[k]), z = size * size;
+    const V<int64_t> sign = V<int64_t>(v[k]) ^ V<int64_t>(size);
+    V<double> p = z * -9.64399179425052238628e-1 - 9.92877231001918586564e1;
+    p = p * z - 1.61468768441708447952e3;
+    V<double> q = z + 1.12811678491632931402e2;
+    q = q * z + 2.23548839060100448583e3;
+    q = q * z + 4.84406305325125486048e3;
+    const auto is_near = size < 0.625;  // there |v| + |v| z p / q, elsewhere 1 - 2 y / (1 + y)
+    const V<double> whole = is_near ? size : V<double>{} + 1.0, above = is_near ? z * p : y[k] * -2.0;
+    v[k] = V<double>(V<int64_t>(whole + whole * (above / (is_near ? q : y[k] + 1.0))) | sign);
   }
 }
+// Its derivative to 5 ulp. It is 0 below 4e-304, before y is subnormal.
 template <int K>
 ONEPASS_INLINE void apply_tanh_slope(V<double> (&v)[K]) {
-  apply_tanh(v);
-  for (V<double>& each : v) each = 1 - each * each;
+  V<double> y[K];
+  for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]), y[k] = at_most(v[k], 350) * -2.0;
+  ExpDouble::apply(y);
+  for (int k = 0; k < K; ++k) {
+    const V<double> sum = y[k] + 1.0;
+    v[k] = v[k] > 350.0 ? V<double>{} : y[k] * 4.0 / (sum * sum);
+  }
 }
 
 // Scores --------------------------------------------------------------------------------------------------------------
@@ -179,10 +201,12 @@ struct ScaleOperand {
   int64_t step = 0;
 
   ScaleOperand() = default;
-  ScaleOperand(const ScoredRows& rows, const ScoredRun& run) : number(A(rows.p.factor)), step(run.step[kScale]) {
-    if (!rows.p.has(kScale)) return;
-    const A* const scale = rows.data<const A>(kScale, run);
-    step == 0 ? void(number *= *scale) : void(each = scale);
+  ScaleOperand(const ScoredRows& rows, const ScoredRun& run)
+      : ScaleOperand(rows.p.factor, rows.p.has(kScale) ? rows.data<const A>(kScale, run) : nullptr, run.step[kScale]) {}
+  // Of a number and, unless `first` is null, the scales from there on.
+  ScaleOperand(double factor, const A* first, int64_t step) : number(A(factor)), step(step) {
+    if (!first) return;
+    step == 0 ? void(number *= *first) : void(each = first);
   }
   template <bool kNumber = false, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
@@ -209,21 +233,23 @@ struct ScoreLoader {
   using Vector = V<A>;
   const ScoredProblem& p;
   const ScoredRun& run;
-  const X* const x;
-  const ScaleOperand<A> scale;
-  const A* const slopes;
-  const AnyOperand bias;
-  const uint8_t* const mask;
+  const X* x;
+  const A* scales;
+  ScaleOperand<A> scale;
+  const A* slopes;
+  AnyOperand bias;
+  const uint8_t* mask;
   const A cap, uncap;
-  const bool rounds;       // elements, to a 16-bit type, before all else
-  const int64_t distance;  // of the first element
-  Vector distances[4];     // of four vectors' elements, less that of the first one
+  const bool rounds;    // elements, to a 16-bit type, before all else
+  int64_t distance;     // of the first element
+  Vector distances[4];  // of four vectors' elements, less that of the first one
 
   ScoreLoader(const ScoredRows& rows, const ScoredRun& run)
       : p(rows.p),
         run(run),
         x(rows.data<const X>(kInput, run)),
-        scale(rows, run),
+        scales(p.has(kScale) ? rows.data<const A>(kScale, run) : nullptr),
+        scale(p.factor, scales, run.step[kScale]),
         slopes(p.has(kAlibi) ? rows.data<const A>(kAlibi, run) : nullptr),
         bias(rows, run, kBias, p.bias_type),
         mask(p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
@@ -236,6 +262,23 @@ struct ScoreLoader {
     for (int k = 0; slopes && k < 4; ++k) distances[k] = (index + A(k * L)) * A(run.step[kDistance]);
   }
 
+  // Goes on to the next run, which is that far from this one in each tensor.
+  ONEPASS_INLINE void next(const int64_t* apart) {
+    x += apart[kInput], distance += apart[kDistance];
+    if (scales && apart[kScale]) scales += apart[kScale], scale = {p.factor, scales, run.step[kScale]};
+    if (slopes) slopes += apart[kAlibi];
+    if (bias.data) bias.data = static_cast<const char*>(bias.data) + apart[kBias] * size_of(bias.type);
+    if (mask) mask += apart[kMask];
+  }
+  // Fetches what comes some runs later.
+  ONEPASS_INLINE void fetch(const int64_t* apart) const {
+    const auto fetch_from = [&](const void* data, ScoredTensor tensor, int64_t size) {
+      const char* const from = static_cast<const char*>(data) + kStepsAhead * apart[tensor] * size;
+      for (int64_t j = 0; j < run.count * size; j += kLine) __builtin_prefetch(from + j);
+    };
+    fetch_from(x, kInput, sizeof(X));
+    if (bias.data && run.step[kBias] != 0 && apart[kBias] != 0) fetch_from(bias.data, kBias, size_of(bias.type));
+  }
   // K vectors from element i on, or the first `count` elements of one.
   template <int K, class... Count>
   ONEPASS_INLINE void load(int64_t i, Vector (&v)[K], Count... count) const {
@@ -274,100 +317,83 @@ struct ScoreLoader {
   }
 };
 
-// Writes the scores of a run, and returns their maximum in each lane. What is behind the last one, in its vector,
-// becomes -inf.
-template <class A, class X, bool kPlain>
-ONEPASS_INLINE V<A> write_run_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
+// Writes the scores of the elements [i, last) of a run, and returns their maximum in each lane. What is behind the last
+// one, in its vector, becomes -inf.
+template <class A, class Scores>
+ONEPASS_INLINE V<A> write_part_scores(const Scores& scores, int64_t i, int64_t last, A* to) {
   constexpr int L = kLanes<A>;
-  const ScoreLoader<A, X, kPlain> scores(rows, run);
   V<A> most[4], v[1];
   for (V<A>& each : most) each = broadcast_as(-kInf<A>);
-  int64_t i = 0;
-  for (; i + 4 * L <= run.count; i += 4 * L) {
+  for (; i + 4 * L <= last; i += 4 * L) {
     V<A> four[4];
     scores.load(i, four);
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) most[k] = max_as(four[k], most[k]), store_as(to + i + k * L, four[k]);
   }
-  for (; i + L <= run.count; i += L) {
+  for (; i + L <= last; i += L) {
     scores.load(i, v);
     most[0] = max_as(v[0], most[0]), store_as(to + i, v[0]);
   }
-  if (i < run.count) {
-    scores.load(i, v, run.count - i);
-    v[0] = keep_lanes(v[0], run.count - i, -kInf<A>);
+  if (i < last) {
+    scores.load(i, v, last - i);
+    v[0] = keep_lanes(v[0], last - i, -kInf<A>);
     most[1] = max_as(v[0], most[1]), store_as(to + i, v[0]);
   }
   return max_as(max_as(most[0], most[1]), max_as(most[2], most[3]));
 }
-// The same where part of the run may be outside the window, which becomes -inf.
+// The same for runs of which each is `apart` from the one before; the scores of each are `pitch` behind those of the
+// one before. What is outside the window becomes -inf.
 template <class A, class X, bool kPlain>
-ONEPASS_INLINE V<A> write_all_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
-  if (!rows.p.has_window()) return write_run_scores<A, X, kPlain>(rows, run, to);
-  const Span in = rows.inside(run);
-  for (int64_t i = 0; i < run.count; i += kLanes<A>) store_as(to + i, broadcast_as(-kInf<A>));
-  if (in.first == in.last) return broadcast_as(-kInf<A>);
-  return write_run_scores<A, X, kPlain>(rows, run.part(in.first, in.last), to + in.first);
+__attribute__((noinline)) V<A> write_runs_of(const ScoredRows& rows, const ScoredRun& run, int64_t runs,
+                                             const int64_t* apart, A* to, int64_t pitch) {
+  ScoreLoader<A, X, kPlain> scores(rows, run);
+  const bool has_window = rows.p.has_window();
+  const bool fetches = runs > 1 && run.step[kInput] == 1 && apart[kInput] != run.count;
+  V<A> most = broadcast_as(-kInf<A>);
+  while (true) {
+    Span in = {0, run.count};
+    if (fetches) scores.fetch(apart);
+    if (has_window) {
+      in = rows.inside(scores.distance, run.step[kDistance], run.count);
+      for (int64_t i = 0; i < run.count; i += kLanes<A>) store_as(to + i, broadcast_as(-kInf<A>));
+    }
+    if (in.first < in.last) most = max_as(write_part_scores(scores, in.first, in.last, to), most);
+    if (--runs == 0) return most;
+    to += pitch, scores.next(apart);
+  }
 }
 
-// Calls work(X, whether the run is plain) for the type X of x. Doubles are never plain: less to compile.
-template <class A, class Work>
-ONEPASS_INLINE auto with_x(const ScoredProblem& p, const int64_t* step, Work work) {
-  return with_element_type(p.in, [&](auto x) __attribute__((always_inline)) {
-    using Plain = std::is_same<A, float>;
-    return Plain::value && is_plain(p, step) ? work(x, Plain()) : work(x, std::false_type());
-  });
-}
-template <class A, class X, bool kPlain>
-__attribute__((noinline)) V<A> write_scores_of(const ScoredRows& rows, const ScoredRun& run, A* to) {
-  return write_all_scores<A, X, kPlain>(rows, run, to);
-}
+// What writes the scores of runs whose elements are `step` apart. Doubles are never plain: less to compile.
 template <class A>
-using ScoresWriter = V<A> (*)(const ScoredRows& rows, const ScoredRun& run, A* to);
+using ScoresWriter = V<A> (*)(const ScoredRows& rows, const ScoredRun& run, int64_t runs, const int64_t* apart, A* to,
+                              int64_t pitch);
 template <class A>
 ONEPASS_INLINE ScoresWriter<A> scores_writer(const ScoredRows& rows, const int64_t* step) {
-  return with_x<A>(rows.p, step, [](auto x, auto plain) __attribute__((always_inline)) -> ScoresWriter<A> {
-    return write_scores_of<A, TypeOf<decltype(x)>, plain.value>;
+  return with_element_type(rows.p.in, [&](auto x) __attribute__((always_inline)) -> ScoresWriter<A> {
+    using X = TypeOf<decltype(x)>;
+    constexpr bool can_be_plain = std::is_same_v<A, float>;
+    return can_be_plain && is_plain(rows.p, step) ? write_runs_of<A, X, can_be_plain> : write_runs_of<A, X, false>;
   });
 }
-template <class A>
-ONEPASS_INLINE V<A> write_scores(const ScoredRows& rows, const ScoredRun& run, A* to) {
-  return scores_writer<A>(rows, run.step)(rows, run, to);
-}
-// The same for the elements [first, last) of the row at `row`.
+// Writes the scores of the elements [first, last) of the row at `row`, and returns their maximum in each lane.
 template <class A>
 __attribute__((noinline)) V<A> write_row_scores(const ScoredRows& rows, const int64_t* row, int64_t first, int64_t last,
                                                 A* to) {
+  const auto write = scores_writer<A>(rows, rows.inner.strides);
   V<A> most = broadcast_as(-kInf<A>);
-  rows.for_each_run(row, first, last,
-                    [&](const ScoredRun& run, int64_t i) { most = max_as(write_scores(rows, run, to + i), most); });
+  rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t i) {
+    most = max_as(write(rows, run, 1, run.step, to + i, 0), most);
+  });
   return most;
 }
-// The same for the elements [first, last) of the rows of a tile, whose steps are `pitch` apart.
+// The scores of the elements [first, last) of the rows of a tile, whose steps are `pitch` apart.
 template <class A>
 __attribute__((noinline)) void write_tile_scores(const ScoredRows& rows, const ScoredRun& tile, int64_t first,
                                                  int64_t last, A* to, int64_t pitch) {
   const auto write = scores_writer<A>(rows, tile.step);
-  rows.for_each_step(tile, first, last,
-                     [&](const ScoredRun& run, int64_t i) { write(rows, run, to + (i - first) * pitch); });
-}
-// The same for `count` rows that lie one behind the other: those of each row are `pitch` behind those of the row
-// before.
-template <class A, class X, bool kPlain>
-__attribute__((noinline)) void write_rows_of(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n,
-                                             A* to, int64_t pitch) {
-  int64_t row[kScoredTensors];
-  for (int t = 0; t < kScoredTensors; ++t) row[t] = first.at(ScoredTensor(t));
-  for (int64_t r = 0; r < count; ++r, to += pitch) {
-    write_all_scores<A, X, kPlain>(rows, {row, rows.inner.strides, 0, n}, to);
-    for (int t = 0; t < kScoredTensors; ++t) row[t] += first.step[t];
-  }
-}
-template <class A>
-__attribute__((noinline)) void write_rows(const ScoredRows& rows, const ScoredRun& first, int64_t count, int64_t n,
-                                          A* to, int64_t pitch) {
-  with_x<A>(rows.p, rows.inner.strides, [&](auto x, auto plain) __attribute__((always_inline)) {
-    write_rows_of<A, TypeOf<decltype(x)>, plain.value>(rows, first, count, n, to, pitch);
+  rows.for_each_run(tile.origin, first, last, [&](const ScoredRun& steps, int64_t i) {
+    const RunPlace at(steps);
+    write(rows, {at.of, tile.step, tile.first, tile.count}, steps.count, steps.step, to + i * pitch, pitch);
   });
 }
 
@@ -392,7 +418,11 @@ struct SlopeLoader {
         mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         mask_step(run.step[kMask]) {}
   // Is there one scale and no softcap, and does a mask lie side by side?
-  bool is_plain() const { return !scale.each && softcap == 0 && (!mask || mask_step == 1); }
+  static bool is_plain(const ScoredRows& rows, const ScoredRun& run, bool masks) {
+    const ScoredProblem& p = rows.p;
+    return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0) && p.softcap == 0)) &&
+           (!masks || !p.has(kMask) || run.step[kMask] == 1);
+  }
   template <bool kPlain = false, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
     scale.template multiply<kPlain>(i, v, count...);

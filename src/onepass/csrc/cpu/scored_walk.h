@@ -9,6 +9,8 @@
 
 namespace onepass::ONEPASS_ISA {
 
+constexpr int64_t kStepsAhead = 4;  // of a tile of columns, which are fetched
+
 using ScoredGroup = DimGroupOf<kScoredTensors>;
 
 // Steps through the dims of a group in order, the innermost ones excepted. `at` is where an element is in each tensor.
@@ -60,6 +62,14 @@ struct ScoredRun {
   int64_t at(ScoredTensor tensor) const { return origin[tensor] + first * step[tensor]; }
   // The elements of a span of this run.
   ScoredRun part(int64_t begin, int64_t end) const { return {origin, step, first + begin, end - begin}; }
+};
+
+// Where the first element of a run is in each tensor.
+struct RunPlace {
+  int64_t of[kScoredTensors];
+  explicit RunPlace(const ScoredRun& run) {
+    for (int t = 0; t < kScoredTensors; ++t) of[t] = run.at(ScoredTensor(t));
+  }
 };
 
 struct Span {
@@ -124,16 +134,24 @@ struct ScoredRows {
     for (int64_t i = first; i < last; ++i, walk.next()) work(ScoredRun{walk.at, tile.step, tile.first, tile.count}, i);
   }
 
+  // Fetches the elements of a tensor that come some steps after this one of a tile.
+  ONEPASS_INLINE void fetch_step(ScoredTensor tensor, DType type, const ScoredRun& step) const {
+    if (!p.has(tensor) || step.step[tensor] == 0 || inner.strides[tensor] == 0) return;
+    const int64_t size = size_of(type), at = step.at(tensor) + kStepsAhead * inner.strides[tensor];
+    const char* const elements = static_cast<const char*>(p.data[tensor]) + at * size;
+    for (int64_t j = 0; j < step.count * size; j += kLine) __builtin_prefetch(elements + j);
+  }
   // The elements of a run that are inside the window.
-  Span inside(const ScoredRun& run) const {
-    if (!p.has_window()) return {0, run.count};
+  Span inside(const ScoredRun& run) const { return inside(run.at(kDistance), run.step[kDistance], run.count); }
+  // A run by the distance d of its first element, the step from each distance to the next, and its count.
+  Span inside(int64_t d, int64_t step, int64_t count) const {
+    if (!p.has_window()) return {0, count};
     constexpr int64_t far = int64_t(1) << 62;
     const int64_t least = std::max(p.least, -far), most = std::min(p.most, far);
-    const int64_t d = run.at(kDistance), s = run.step[kDistance];
-    if (s == 0) return {0, d < least || d > most ? 0 : run.count};
-    const int64_t from = s > 0 ? least - d : d - most, to = s > 0 ? most - d : d - least;
-    const int64_t first = std::clamp<int64_t>(from, 0, run.count);
-    return {first, std::clamp<int64_t>(to + 1, first, run.count)};
+    if (step == 0) return {0, d < least || d > most ? 0 : count};
+    const int64_t from = step > 0 ? least - d : d - most, to = step > 0 ? most - d : d - least;
+    const int64_t first = std::clamp<int64_t>(from, 0, count);
+    return {first, std::clamp<int64_t>(to + 1, first, count)};
   }
 };
 

@@ -251,8 +251,8 @@ ONEPASS_INLINE void copy_bytes(char* to, const char* from, int64_t bytes) {
 // Copies up to a vector's elements.
 template <class T>
 ONEPASS_INLINE void copy_tail(T* to, const T* from, int64_t count) {
-  copy_bytes<kWidth* int(sizeof(T))>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from),
-                                     count * int64_t(sizeof(T)));
+  constexpr int most = std::min(kWidth * int(sizeof(T)), int(sizeof(Vec)));
+  copy_bytes<most>(reinterpret_cast<char*>(to), reinterpret_cast<const char*>(from), count * int64_t(sizeof(T)));
 }
 
 alignas(64) inline constexpr int32_t kLaneMasks[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
@@ -286,6 +286,18 @@ ONEPASS_INLINE Vec load_tail(const T* from, int64_t count, float fill) {
   T whole[kWidth] = {};
   copy_tail(whole, from, count);
   return mask ? load_vector(whole) : broadcast(fill);
+}
+// Loads the first `count` doubles. The other lanes are 0.
+ONEPASS_INLINE V<double> load_tail(const double* from, int64_t count) {
+#if defined(__AVX512F__)
+  return V<double>(_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), from));
+#elif defined(__AVX__)
+  return V<double>(_mm256_maskload_pd(from, __m256i(lane_mask(2 * count))));
+#else
+  V<double> v{};
+  copy_tail(reinterpret_cast<double*>(&v), from, count);
+  return v;
+#endif
 }
 template <bool InputNan = false, class T>
 ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {

@@ -233,18 +233,13 @@ struct TileWalk {
       });
       return;
     }
-    A all[K * L];
-    std::memcpy(all, &v, sizeof v);
-    if (count > 0) store_few<kInputNan>(y, count, all);
-  }
-  template <bool kInputNan, class Y>
-  static __attribute__((noinline)) void store_few(Y* y, int64_t count, const A* from) {
-    int64_t i = 0;
-    if constexpr (std::is_same_v<A, float>) {
-      for (; i + L <= count; i += L) store_vector<kInputNan>(y + i, load_vector(from + i));
-      if (i < count) store_tail<kInputNan>(y + i, count - i, load_vector(from + i));
-    } else {
-      for (; i < count; ++i) y[i] = from[i];
+#pragma GCC unroll 4
+    for (int k = 0; k < K && count > 0; ++k, y += L, count -= L) {
+      if constexpr (std::is_same_v<A, float>) {
+        count >= L ? store_vector<kInputNan>(y, v[k]) : store_tail<kInputNan>(y, count, v[k]);
+      } else {
+        copy_tail(y, reinterpret_cast<const Y*>(v + k), count < L ? count : L);
+      }
     }
   }
 
