@@ -9,12 +9,23 @@ from torch import Tensor
 
 from . import native
 from . import triton as triton_engine
+from ._call_names import LOSSES, OPTIONS, check_options, words
 from ._engines import ENGINES, resolve
+from ._explain_calls import check_call, describe_call
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
 from .native import REDUCTIONS
 from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
-from .validation import FLOATS, check_dtype, check_input, normalize_dims, reduces_to, refuse_dtensors, result_dtype
+from .validation import (
+    FLOATS,
+    LAST,
+    check_dtype,
+    check_input,
+    normalize_dims,
+    reduces_to,
+    refuse_dtensors,
+    result_dtype,
+)
 
 Place = tuple[torch.device | None, KnownDevice | None]  # a real device, and its entry in the table of known ones
 
@@ -128,6 +139,12 @@ def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, n
     return resolve(engine, real)
 
 
+def _properties(device: torch.device | None, entry: KnownDevice | None) -> Any:
+    """What the plans of Triton ask about a GPU."""
+    here = device is not None and device.type == "cuda" and _is_here(device)
+    return torch.cuda.get_device_properties(device) if here else entry
+
+
 def _native_plan(
     gpu: GpuModel, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int, out: Tensor | None
 ) -> dict[str, Any]:
@@ -144,9 +161,11 @@ def _native_plan(
 
 def explain(
     x: Tensor | Sequence[int],
-    dim: int | Sequence[int] = -1,
+    dim: int | Sequence[int] = LAST,
     *,
     function: str = "softmax",
+    options: Sequence[str] = (),
+    segments: int | None = None,
     dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -159,9 +178,17 @@ def explain(
     """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
 
     Args:
-        x: the input, or its sizes (then contiguous, with `dtype`, on `device`).
-        dim: as in the function explained.
-        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state".
+        x: the input, or its sizes (then contiguous, with `dtype`, on `device`). Of a loss: the logits; those of a
+            second tensor are taken to lie alike.
+        dim: as in the function explained. A cross-entropy has its classes in the dim that the function itself takes.
+        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state"; a loss, "cross_entropy", "log_prob",
+            "entropy" or "kl_div"; or of segments, "segment_softmax", "segment_log_softmax", "segment_logsumexp" or
+            "segment_state".
+        options: what a call of a loss or of segments is given besides, where that makes another kernel of it: of
+            cross_entropy "weight", "label_smoothing", "softcap", "return_lse" and "probabilities" (the target); of
+            the others "temperature"; of log_prob "return_entropy" too; of segments "bias" and "order" (an index that is
+            not sorted).
+        segments: how many there are.
         dtype: with sizes, the input's dtype; float32 by default.
         out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
         device: where the call would be, in place of the tensor's own: "cpu", "cuda:0", or a known GPU, which need not
@@ -170,7 +197,8 @@ def explain(
         bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
         arch, sm_count: compute capability (80 for 8.0) and number of multiprocessors of the GPU that the plan is for,
             where it is another than the device's.
-        out: the `out=` of the call, of a softmax, log_softmax or softmin. Its layout may decide how the call goes.
+        out: the `out=` of the call, of a softmax, log_softmax or softmin, of segments too. Its layout may decide how
+            the call goes.
 
     Raises:
         ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
@@ -179,9 +207,15 @@ def explain(
     >>> plan = onepass.explain((8192, 1024), device="h200")
     >>> plan.engine, plan.tier, plan.bytes
     ('cuda', 'block', 67108864)
+    >>> onepass.explain((8192, 32000), function="cross_entropy", device="h200").launch["source"]
+    'loss_rows.cu'
     """
-    if function not in native.FUNCTIONS:
-        raise ValueError(f"onepass.explain(): function must be one of {', '.join(native.FUNCTIONS)}, got {function!r}")
+    known = *native.FUNCTIONS, *OPTIONS
+    if function not in known:
+        raise ValueError(f"onepass.explain(): function must be one of {', '.join(known)}, got {function!r}")
+    check_options("explain", [function], options)
+    if segments is not None and not function.startswith("segment_"):
+        raise ValueError(f"onepass.explain(): segments goes with a function of segments, got {function!r}")
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"onepass.explain(): bandwidth must be positive, in GB/s, got {bandwidth!r}")
     for key, value, least, most in (("arch", arch, 80, 999), ("sm_count", sm_count, 1, 4096)):
@@ -201,13 +235,12 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    if function != "state":
-        check_dtype(function, shaped, out_dtype)
-    y_type = result_dtype(function, shaped.dtype, out_dtype)
-    if function in REDUCTIONS and not reduces_to(function, shaped.dtype, out_dtype or y_type):
-        raise ValueError(f"onepass.explain(): {function} has no dtype=; of {shaped.dtype} no out_dtype is {out_dtype}")
-    dims = normalize_dims(function, shaped, dim)
-    if out is not None and (function in REDUCTIONS or not isinstance(out, Tensor) or out.shape != shaped.shape):
+    if function in OPTIONS:
+        shaped, dims, y_type = check_call(function, shaped, dim, out_dtype, segments)
+    else:
+        dims, y_type = _check_call(function, shaped, dim, out_dtype)
+    takes_out = function.removeprefix("segment_") not in (*REDUCTIONS, *LOSSES)
+    if out is not None and (not takes_out or not isinstance(out, Tensor) or out.shape != shaped.shape):
         raise ValueError(f"onepass.explain(): out is a tensor of the input's shape, for a softmax; got {out!r:.80}")
     real, entry, name = _parse_device(device, tensor, bool(arch or sm_count))
     notes: list[str] = []
@@ -218,11 +251,17 @@ def explain(
             f"onepass.explain(): arch and sm_count are for plans of the CUDA engine, got engine {chosen!r}"
         )
     gpu = None if chosen in ("cpu", "none") else _gpu_of(real, entry, arch, sm_count)
-    plan = _native_plan(gpu or GpuModel("", 0, 0), function, shaped, y_type, dims, address, out)
-    moved = plan["bytes"] if chosen != "none" else 0
-    tier, launch = _describe(chosen, plan, function, shaped, y_type, (real, entry), notes)
-    if chosen == "cuda" and launch and gpu is not None:
-        notes.append(note(native.tables(gpu.name)["origin"], gpu.name))
+    chip = gpu or GpuModel("", 0, 0)
+    if function in OPTIONS:
+        properties = _properties(real, entry)
+        call = words(function, options), shaped, dims[0], y_type, segments, out, address
+        tier, launch, moved = describe_call(chosen, *call, chip, properties, notes)
+    else:
+        plan = _native_plan(chip, function, shaped, y_type, dims, address, out)
+        moved = plan["bytes"] if chosen != "none" else 0
+        tier, launch = _describe(chosen, plan, function, shaped, y_type, (real, entry), notes)
+        if chosen == "cuda" and launch:
+            notes.append(note(native.tables(chip.name)["origin"], chip.name))
     if gpu is not None and not gpu.name:  # another GPU, of which no more is known
         real = entry = None
     gbs, why = _bandwidth(real, entry, bandwidth) if chosen != "none" else (None, "")
@@ -243,6 +282,16 @@ def explain(
         copy_us=None if gbs is None else moved / gbs / 1e3,
         notes=tuple(notes),
     )
+
+
+def _check_call(function: str, x: Tensor, dim: Any, out_dtype: torch.dtype | None) -> tuple[list[int], torch.dtype]:
+    """(dims, dtype of the result) of a call."""
+    if function != "state":
+        check_dtype(function, x, out_dtype)
+    y_type = result_dtype(function, x.dtype, out_dtype)
+    if function in REDUCTIONS and not reduces_to(function, x.dtype, out_dtype or y_type):
+        raise ValueError(f"onepass.explain(): {function} has no dtype=; of {x.dtype} no out_dtype is {out_dtype}")
+    return normalize_dims(function, x, dim), y_type
 
 
 _LAUNCH_KEYS = {
@@ -283,10 +332,7 @@ def _describe(
         keys = ("isa", "route", "work_items", "grain_size")
         return plan["view"], {"threads": torch.get_num_threads(), **{key: plan[key] for key in keys}}
     if engine == "triton":
-        device, entry = place
-        here = device is not None and device.type == "cuda" and _is_here(device)
-        properties = torch.cuda.get_device_properties(device) if here else entry
-        numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, properties).as_dict()
+        numbers = triton_engine.plan_forward(plan["rows"], plan["n"], x.dtype, y_type, _properties(*place)).as_dict()
         return str(numbers.pop("tier")), numbers
     shown = ["source", "grid", "threads", *(key for key in plan if key in _LAUNCH_KEYS)]
     shown += ["read_again"] if plan["read_again"] else []

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from . import native
+from ._call_names import LOSSES, OPTIONS, check_options, words
 from ._engines import resolve
 from ._kernel_compiler import Kernel, compile_all
-from .validation import FLOATS, reduces_to, result_dtype
+from .segment_ops import _fuses
+from .validation import FLOATS, HALF_DTYPES, reduces_to, result_dtype
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,6 +23,7 @@ def warmup(
     *,
     backward: bool = False,
     all_dims: bool = False,
+    options: Sequence[str] = (),
     arch: int | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -34,15 +37,20 @@ def warmup(
     Args:
         device: a CUDA device; the current one where it is None.
         dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
-            which widens half types to float32. logsumexp and state pass over pairs that they do not give.
-        functions: names of functions, as "softmax"; all of them if not given.
+            which widens half types to float32. logsumexp and state pass over pairs that they do not give. The kernels
+            of losses read one type, whatever the result has.
+        functions: names of functions, as "softmax"; if not given softmax, log_softmax, softmin, logsumexp and state.
+            Losses ("cross_entropy", "log_prob", "entropy", "kl_div") and functions of segments ("segment_softmax" and
+            its kin) are compiled where they are named: those of segments for any number of dims beside the items.
         lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
-            sizes of the dims that a call is over.
+            sizes of the dims that a call is over. Of segments, their mean length.
         backward: the kernels of gradients too, for a result's gradient that is contiguous (a view or not), or has one
             value per row, as the gradient of a sum over the dims of the call has. "state" has none: its gradient is
             plain torch arithmetic.
         all_dims: the kernels of calls over other dims of contiguous tensors too, a few hundred more per function and
             dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
+        options: what calls of losses and of segments are given besides, as `onepass.explain` lists it; one that a
+            function lacks is passed over. A call that is given others asks for other kernels.
         arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
         progress: called with (done, of how many) as the work goes on.
@@ -51,15 +59,16 @@ def warmup(
         The number of kernels: those that the plans may choose, compiled now or before.
 
     Raises:
-        ValueError: an unknown function, a length below 1, a compute capability below 80, `device` beside `arch`.
-        TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `arch`, a device
-        that another engine serves, no NVRTC, with `arch` no disk cache.
+        ValueError: an unknown function or option, a length below 1, a compute capability below 80, `device` beside
+        `arch`. TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `arch`, a
+        device that another engine serves, no NVRTC, with `arch` no disk cache.
 
     >>> import onepass
     >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
     0
     """
     wanted = check(dtypes, functions, lengths, arch)
+    check_options("warmup", functions, options)
     index = -1
     if arch is None:
         index = _device_index(device)
@@ -69,7 +78,7 @@ def warmup(
         raise ValueError(f"onepass.warmup(): takes device or arch, got both: {device!r} and {arch}")
     elif wanted and (error := _cache_error()):
         raise RuntimeError(f"onepass.warmup(): no disk cache to fill: {error}") from error
-    kernels = kernels_of(wanted, index, arch, lengths, backward, all_dims)
+    kernels = kernels_of(wanted, index, arch, lengths, backward, all_dims, options)
     missing = []
     if not _cache_error():
         missing = [k for k in kernels if not native.is_kernel_cached(*k[:3], k.plan, arch, k.which)]
@@ -94,18 +103,44 @@ def kernels_of(
     lengths: Sequence[int] | None,
     backward: bool = False,
     all_dims: bool = False,
+    options: Sequence[str] = (),
 ) -> list[Kernel]:
     """The kernels of what `check` gives."""
-    kinds = [(*types, "forward") for types in wanted]
+    kinds = [(*types, "forward") for types in wanted if types[0] not in OPTIONS]
     if backward:  # which reads the type of the result and writes that of the input
-        passes = native.PASSES[1:]
-        kinds += [(f, y_type, x_type, which) for f, x_type, y_type in wanted if f != "state" for which in passes]
+        passes, of_rows = native.PASSES[1:], [types for types in wanted if types[0] not in OPTIONS]
+        kinds += [(f, y_type, x_type, which) for f, x_type, y_type in of_rows if f != "state" for which in passes]
     of = index, arch, tuple(lengths or ())
-    return [
+    kernels = [
         Kernel(*kind, plan)
         for kind in kinds
         for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
     ]
+    calls = {call: None for types in wanted if types[0] in OPTIONS for call in _calls(*types, backward, options)}
+    found: dict[str, Kernel] = {}  # one kernel may serve several calls
+    for call in calls:
+        found |= {name: Kernel(*kind) for name, kind in native.call_kernels(*call, *of, all_dims).items()}
+    return kernels + list(found.values())
+
+
+def _calls(
+    function: str, x: torch.dtype, y: torch.dtype, backward: bool, options: Sequence[str]
+) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
+    """(words, pass, types that are read and made) of a call of a loss or of segments."""
+    call = words(function, options)
+    if function in LOSSES:
+        return [(call, which, (x, x)) for which in ("forward", "backward")[: 1 + backward]]
+    read = x if _fuses(x, y) else y  # others are cast first
+    calls = [(call, "forward", (read, y))]
+    if not backward or function == "segment_state":
+        return calls
+    if function == "segment_logsumexp":  # its gradient comes from its result, unrounded
+        wide = torch.float32 if y in HALF_DTYPES else y
+        return [*calls, (call, "forward", (read, wide)), (call, "backward", (read, read))]
+    calls.append((call, "backward", (y, read)))
+    if "bias" in options:  # whose gradient may be asked for
+        calls.append((call, "backward", (y, y)))
+    return calls
 
 
 def check(
@@ -118,8 +153,9 @@ def check(
     if isinstance(functions, str):
         raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
     for function in functions:
-        if function not in native.FUNCTIONS:
-            raise ValueError(f"onepass.warmup(): functions are {', '.join(native.FUNCTIONS)}; got {function!r}")
+        if function not in native.FUNCTIONS and function not in OPTIONS:
+            known = ", ".join((*native.FUNCTIONS, *OPTIONS))
+            raise ValueError(f"onepass.warmup(): functions are {known}; got {function!r}")
     for n in lengths if lengths is not None else ():
         if isinstance(n, bool) or not isinstance(n, int):
             raise TypeError(f"onepass.warmup(): a length is an int, got {n!r}")
@@ -137,8 +173,11 @@ def check(
             raise TypeError(f"onepass.warmup(): dtypes takes {takes} and pairs (input, result) of them; got {given!r}")
         x, y = pair
         for f in functions:
-            if x is y or f not in native.REDUCTIONS or reduces_to(f, x, y):
-                wanted.append((f, x, result_dtype(f, x, y)))
+            of = f.removeprefix("segment_")
+            if of in LOSSES:
+                wanted.append((f, x, x))
+            elif x is y or of not in native.REDUCTIONS or f == "segment_logsumexp" or reduces_to(of, x, y):
+                wanted.append((f, x, result_dtype(of, x, y)))
     return list(dict.fromkeys(wanted))
 
 

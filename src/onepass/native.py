@@ -173,17 +173,17 @@ def compile_kernel(
 ) -> None:
     """Compile the kernel of a plan for sm_<arch> to a file, or into the disk cache.
 
-    `plan` has the numbers of a `Plan`. `which` is one of `PASSES`; of a gradient `x_type` is that of the forward's
-    result, and `y_type` that of its input.
+    `plan` has the numbers of a `Plan`, or those that `call_kernels` gives. `which` is one of `PASSES`; of a gradient
+    `x_type` is that of the forward's result, and `y_type` that of its input.
     """
-    _ask("onepass_compile", *_kind(function, x_type, y_type, which), _int64s(plan), arch, str(path).encode())
+    _ask("onepass_compile", *_kind(function, x_type, y_type, which), _kernel_numbers(plan), arch, str(path).encode())
 
 
 def is_kernel_cached(
     function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, which: str = "forward"
 ) -> bool:
     """Whether the package of kernels or the disk cache has what `compile_kernel` compiles."""
-    return _ask("onepass_is_cached", *_kind(function, x_type, y_type, which), _int64s(plan), arch) == "yes"
+    return _ask("onepass_is_cached", *_kind(function, x_type, y_type, which), _kernel_numbers(plan), arch) == "yes"
 
 
 def package_kernel(
@@ -191,14 +191,14 @@ def package_kernel(
 ) -> None:
     """Put what `compile_kernel` compiles, or the disk cache has, into a package of kernels that is made in `folder`."""
     kind = _kind(function, x_type, y_type, which)
-    _ask("onepass_package", *kind, _int64s(plan), arch, str(folder).encode())
+    _ask("onepass_package", *kind, _kernel_numbers(plan), arch, str(folder).encode())
 
 
 def warm_kernel(
     function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], device: int, which: str = "forward"
 ) -> None:
     """Load the kernel on CUDA device number `device`."""
-    _ask("onepass_load", *_kind(function, x_type, y_type, which), _int64s(plan), device)
+    _ask("onepass_load", *_kind(function, x_type, y_type, which), _kernel_numbers(plan), device)
 
 
 class KernelLaunch(NamedTuple):
@@ -346,6 +346,63 @@ def kernels_to_warm(
     wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
     found = _ask("onepass_kernels_to_warm", *kind, device, arch, *wanted, size=_KERNELS)
     return {name: Plan(*plan) for name, plan in json.loads(found).items()}
+
+
+def call_plan(
+    call: str,
+    types: tuple[Dtype, Dtype],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    dim: int,
+    segments: int = 0,
+    address: int = 0,
+    chip: tuple[int, int, str] = (0, 0, ""),
+    which: str = "forward",
+) -> dict[str, Any]:
+    """The launches of a call of a loss or of segments: tier, launch numbers and the names of the kernels; empty where
+    no kernel takes it.
+
+    `call`: the function's name, then those of its options (_call_names.py). `types`: of what is read and made.
+    `strides`: of the input, then of a result of segments. `chip`: compute capability, multiprocessors and name of a
+    GPU; 0 for the CPU engine.
+
+    >>> call_plan("cross_entropy", (torch.float32,) * 2, (8192, 32000), (32000, 1), 1, chip=(90, 132, ""))["source"]
+    'loss_rows.cu'
+    """
+    arch, sm_count, gpu = chip
+    kind = call.encode(), which != PASSES[0], *map(DTYPES.index, types), arch, sm_count, gpu.encode()
+    where = len(sizes), _int64s(sizes), _int64s(strides), dim, ctypes.c_int64(segments), ctypes.c_uint64(address % 16)
+    plan: dict[str, Any] = json.loads(_ask("onepass_call_plan", *kind, *where))
+    return plan
+
+
+def call_kernels(
+    call: str,
+    which: str,
+    types: tuple[Dtype, Dtype],
+    device: int,
+    arch: int,
+    lengths: Sequence[int] = (),
+    dims: bool = False,
+) -> dict[str, tuple[Any, ...]]:
+    """What `kernels_to_warm` says of functions, of calls of a loss or of segments: (function, types, `which`, numbers)
+    of each kernel, by what tells it from others.
+
+    `call` is that of `call_plan`, `types` are those of what its kernels read and make. `lengths` of segments are their
+    mean.
+    """
+    kind = call.encode(), which != PASSES[0], *map(DTYPES.index, types), device, arch
+    wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
+    found = json.loads(_ask("onepass_call_kernels", *kind, *wanted, size=_KERNELS))
+    return {
+        name: (FUNCTIONS[function], DTYPES[x], DTYPES[y], PASSES[made], tuple(numbers))
+        for name, (function, made, x, y, *numbers) in found.items()
+    }
+
+
+def _kernel_numbers(plan: Sequence[int]) -> Any:
+    """The numbers of a plan, and those by which kernels of losses and of segments differ besides, 0 of others."""
+    return _int64s([*plan, *[0] * (12 - len(plan))])
 
 
 def _kind(function: str, x_type: Dtype, y_type: Dtype, which: str) -> tuple[int, int, int, int]:

@@ -22,7 +22,10 @@ from onepass.tools.cli import cli
 SNAPSHOTS = Path(__file__).parents[1] / "tools" / "snapshots"
 PROMPT = "$ onepass "
 ERROR = "  # error: "
-OF_THIS_MACHINE = r"(?<=there are )\d+(?= GPUs)|(?<=under Triton's interpreter).*|(?<=not available: needs ).*"
+OF_THIS_MACHINE = (
+    r"(?<=there are )\d+(?= GPUs)|the Triton engine serves CPU tensors.*|triton is not installed.*"
+    r"|(?<=not available: needs ).*"
+)
 
 
 def call(*arguments: str) -> Result:

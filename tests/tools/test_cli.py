@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -124,6 +125,15 @@ def test_info_shows_the_engines_and_the_environment() -> None:
         assert f"  {name:<7} {'ready' if reason is None else f'not available: {reason}'}\n" in result.output
 
 
+def test_info_says_where_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onepass.triton import launch
+
+    monkeypatch.setattr(launch, "_reason", launch._reason.__wrapped__)
+    monkeypatch.setattr(launch, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
+    missing = "  triton  not available: triton is not installed: pip install 'onepass[gpu]' brings it\n"
+    assert missing in call("info").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -135,6 +145,8 @@ def test_info_shows_the_engines_and_the_environment() -> None:
         ("2 3 4 --dim 0,2 --device cpu --bandwidth 1", {"dim": [0, 2], "shape": [2, 3, 4]}),
         ("4 8 --dtype f16 --out-dtype f32 --device h200", {"dtype": "float16", "out_dtype": "float32", "bytes": 192}),
         ("4 8 --function logsumexp --device h200", {"function": "logsumexp", "bytes": 4 * 9 * 4}),
+        ("4 8 --function cross_entropy --options softcap,probabilities --device h200", {"dim": [1], "tier": "rows"}),
+        ("9 8 --function segment_softmax --segments 3 --device h200", {"dim": [0], "bytes": 9 * 8 * 8 + 4 * 8}),
     ],
 )
 def test_explain_takes_its_options(arguments: str, expected: dict[str, Any]) -> None:

@@ -282,10 +282,10 @@ def _reason(kind: str, index: int | None, interpret: bool) -> str | None:
         return (
             f"the Triton engine serves GPU tensors, and CPU tensors under TRITON_INTERPRET=1; got device type {kind!r}"
         )
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install 'onepass[gpu]' brings it"
     if kind == "cpu" and not interpret:
         return "the Triton engine serves CPU tensors only under Triton's interpreter: set TRITON_INTERPRET=1"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
     try:
         import triton
     except (ImportError, OSError, RuntimeError) as error:

@@ -156,10 +156,8 @@ def _launch(
         plane, tensors = result.stride(0), (*tensors[:2], result[0], *tensors[3:])
     sizes, strides = _inner(first.shape, dim, *((0,) * first.ndim if t is None else t.stride() for t in tensors))
     if tile is None:
-        sums, mean = backward and row is None, _power(items // max(segments, 1))
-        beside = columns if strides[0][0] < first.stride(dim) else 1
         warp = getattr(properties_of(first.device), "warp_size", 32)
-        tile = _tile(sums, items.bit_length(), mean, beside, wide.itemsize, warp, is_batch_invariant())
+        tile = tile_of(backward and row is None, first, dim, segments, strides, warp)
 
     operands: Any = (
         () if t is None else Operand(t, t.stride(dim), own) for t, own in zip(tensors, strides, strict=True)
@@ -231,6 +229,13 @@ def _inner(shape: torch.Size, dim: int, *strides: Steps) -> tuple[Steps, tuple[S
     """How to walk the inner dims, those that lie closest in the first tensor fastest."""
     dims = sorted((d for d in range(len(shape)) if d != dim), key=lambda d: -strides[0][d])
     return levels_of(tuple(dims), shape, *strides)
+
+
+def tile_of(sums: bool, x: Tensor, dim: int, segments: int, strides: tuple[Steps, ...], warp: int) -> SegmentTile:
+    """The tile of a call. ``strides``: of the inner dims, those of ``x`` first."""
+    items, wide = x.shape[dim], 8 if x.dtype is torch.float64 else 4
+    mean, beside = _power(items // max(segments, 1)), x.numel() // items if strides[0][0] < x.stride(dim) else 1
+    return _tile(sums, items.bit_length(), mean, beside, wide, warp, is_batch_invariant())
 
 
 @functools.lru_cache(maxsize=4096)

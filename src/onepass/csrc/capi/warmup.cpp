@@ -295,8 +295,7 @@ std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::
   const auto visit = [&](const CudaPlan& plan) {
     if (seen.count(bytes_of(plan))) return;
     seen.insert(bytes_of(plans.emplace_back(plan)));
-    std::string name = cuda::source_of(kind, plan.tier);
-    for (const std::string& define : cuda::defines_of(kind, plan)) name += " " + define;
+    const std::string name = cuda::kernel_name(kind, plan);
     if (names.insert(name).second) json += (json.empty() ? "{\"" : ", \"") + name + "\": " + numbers(plan);
   };
   const bool any = lengths.empty();
@@ -315,8 +314,12 @@ std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::
   return json.empty() ? "{}" : json + "}";
 }
 
-cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type) {
-  return {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+// `numbers` are those of a plan, and four that tell kernels of losses and of segments apart.
+cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type, const int64_t* numbers) {
+  cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
+  kind.loss_parts = unsigned(numbers[8]), kind.loss_step = cuda::LossStep(numbers[9]);
+  kind.segment_parts = unsigned(numbers[10]), kind.bias = DType(numbers[11]);
+  return kind;
 }
 
 // The planner makes plans that nobody may force, so only what leads to a source and to its macros is checked.
@@ -338,19 +341,19 @@ ONEPASS_API int onepass_kernels_to_warm(int function, int pass, int x_type, int 
                                         const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return return_text(text, size, [&] {
     const Gpu gpu = device < 0 ? typical(arch) : cuda::device_info(device);
-    const std::string json =
-        kernels_of(kind_of(function, pass, x_type, y_type), gpu, std::vector<int64_t>(lengths, lengths + count), dims);
+    const std::string json = kernels_of({Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)}, gpu,
+                                        std::vector<int64_t>(lengths, lengths + count), dims);
     if (int64_t(json.size()) >= size) throw std::runtime_error("onepass: too many kernels");
     return json;
   });
 }
 
-// Compiles the kernel of a plan (its numbers in the order of CudaPlan) for sm_<arch> into the file `path`, or where
-// that is empty into the disk cache.
+// Compiles the kernel of a plan (its numbers in the order of CudaPlan, and those that kind_of takes) for sm_<arch> into
+// the file `path`, or where that is empty into the disk cache.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
   return return_text(text, size, [&]() -> std::string {
-    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type, plan);
     const CudaPlan made = plan_of(plan);
     std::string why;
     const std::string directory = *path ? "" : cuda::cache_directory(&why);
@@ -368,7 +371,7 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
 ONEPASS_API int onepass_package(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* folder, char* text, int64_t size) {
   return return_text(text, size, [&] {
-    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type, plan);
     const CudaPlan made = plan_of(plan);
     if (!cuda::package(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch, folder))
       throw std::runtime_error(std::string("onepass: cannot write into ") + folder);
@@ -380,7 +383,7 @@ ONEPASS_API int onepass_package(int function, int pass, int x_type, int y_type, 
 ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                   char* text, int64_t size) {
   return return_text(text, size, [&] {
-    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type);
+    const cuda::KernelKind kind = kind_of(function, pass, x_type, y_type, plan);
     const CudaPlan made = plan_of(plan);
     return cuda::is_cached(cuda::source_of(kind, made.tier), cuda::defines_of(kind, made), arch) ? "yes" : "no";
   });
@@ -390,7 +393,7 @@ ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type
 ONEPASS_API int onepass_load(int function, int pass, int x_type, int y_type, const int64_t* plan, int device,
                              char* text, int64_t size) {
   return return_text(text, size, [&] {
-    cuda::load_kernel(kind_of(function, pass, x_type, y_type), plan_of(plan), device);
+    cuda::load_kernel(kind_of(function, pass, x_type, y_type, plan), plan_of(plan), device);
     return "";
   });
 }

@@ -29,10 +29,17 @@ def _dtype_pair(text: str) -> str:
     metavar="DTYPE[,...]",
     help="f32, f16, bf16, f64, or input:result, as bf16:f32.  [default: f32,f16,bf16]",
 )
-@click.option("--functions", multiple=True, type=Names(), metavar="NAME[,...]", help="As softmax.  [default: all]")
+@click.option(
+    "--functions",
+    multiple=True,
+    type=Names(),
+    metavar="NAME[,...]",
+    help="As softmax or cross_entropy.  [default: softmax and its kin]",
+)
 @click.option("--lengths", metavar="N[,...]", help="Lengths of the rows, in elements.  [default: any]")
 @click.option("--backward", is_flag=True, help="Compile the kernels of the gradients too.")
 @click.option("--all-dims", is_flag=True, help="Compile the kernels of calls over other dims than the last too.")
+@click.option("--options", multiple=True, type=Names(), metavar="NAME[,...]", help="Of calls of losses, as softcap.")
 @click.option("--arch", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 @json_option("the counts")
 def warmup(
@@ -40,8 +47,9 @@ def warmup(
     dtypes: Sequence[Sequence[str]],
     functions: Sequence[Sequence[str]],
     lengths: str | None,
+    options: Sequence[Sequence[str]],
     json_file: str | None,
-    **options: Any,
+    **rest: Any,
 ) -> None:
     """Compile every CUDA kernel that contiguous rows may ask for into the disk cache, so that no call waits for one.
 
@@ -56,7 +64,7 @@ def warmup(
 
     pairs = [tuple(getattr(torch, part) for part in text.split(":")) for text in flat(dtypes)]
     asked: list[Any] = [pair if len(pair) == 2 else pair[0] for pair in pairs]
-    arch = options["arch"]
+    arch = rest["arch"]
     with usage_errors(ValueError, TypeError, RuntimeError), progress_bar(console(sys.stderr), transient=True) as bar:
         task = bar.add_task("kernels", total=None)
 
@@ -64,7 +72,7 @@ def warmup(
             bar.update(task, completed=done, total=of)
 
         named = asked or DTYPES, flat(functions) or native.FUNCTIONS
-        count = onepass.warmup(device, *named, given, progress=report, **options)
+        count = onepass.warmup(device, *named, given, options=flat(options), progress=report, **rest)
     compiled = int(bar.tasks[task].total or 0) - (count if arch is None else 0)
     where = f"for compute capability {arch / 10:.1f}" if arch is not None else "loaded"
     answer(

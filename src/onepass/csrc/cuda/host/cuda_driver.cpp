@@ -38,6 +38,7 @@ void check(Result result, const char* call) {
 constexpr int kMaxDevices = 128;
 
 const Gpu& device_info(int device) {
+  if (gpu_of_dry_run) return *gpu_of_dry_run;
   static Gpu known[kMaxDevices];
   static char names[kMaxDevices][256];
   static std::once_flag asked[kMaxDevices];

@@ -87,6 +87,8 @@ const Driver& driver();
 void check(Result result, const char* call);
 
 const Gpu& device_info(int device);
+// What device_info() answers in this thread while it makes launches for a GPU that need not be here (DryRun, launch.h).
+inline thread_local const Gpu* gpu_of_dry_run = nullptr;
 
 // Sets the primary context of `device` for the calling thread, which may never have touched the device through torch.
 void enter_context(int device);

@@ -85,6 +85,7 @@ Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device
 }  // namespace
 
 Handle find_or_load(const KernelKind& kind, const CudaPlan& plan, int device) {
+  if (DryRun::running) return DryRun::running->note(kind, plan);
   static std::shared_mutex mutex;
   static std::unordered_map<KernelId, Handle, HashKernelId> kernels;
   const KernelId id = identity(kind, plan, device);
@@ -161,6 +162,12 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
   return defines;
 }
 
+std::string kernel_name(const KernelKind& kind, const CudaPlan& plan) {
+  std::string name = source_of(kind, plan.tier);
+  for (const std::string& define : defines_of(kind, plan)) name += " " + define;
+  return name;
+}
+
 void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
   enter_context(device);
   find_or_load(kind, plan, device);
@@ -194,6 +201,7 @@ struct DriverLaunch {
 
 // How many blocks of a launch run at a time. The driver is asked once per kernel.
 int64_t count_resident(const Launch& launch, const Gpu& gpu) {
+  if (DryRun::running) return gpu.sm_count;  // at least
   static std::mutex mutex;
   static std::map<std::tuple<Handle, unsigned, unsigned>, int64_t> known;
   const std::lock_guard lock(mutex);
@@ -388,6 +396,7 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
 }
 
 bool start_kernel(const Launch& launch, void** arguments, void* stream) {
+  if (DryRun::running) return DryRun::running->start(launch), true;
   const DriverLaunch as(launch, stream);
   const Result result = driver().launch(&as.config, launch.kernel, arguments, nullptr);
   if (launch.cooperative() && (result == kTooLarge || result == kNotSupported)) return false;

@@ -43,6 +43,8 @@ KernelKind kind_of(const Problem& problem);
 // The source file and the defines that make the kernel of a plan.
 const char* source_of(const KernelKind& kind, Tier tier);
 std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan);
+// Both, which tell kernels apart.
+std::string kernel_name(const KernelKind& kind, const CudaPlan& plan);
 
 // Compiles or loads the kernel of a plan on `device`, where this process does not have it yet.
 void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device);
@@ -79,6 +81,36 @@ const Launch& cached_launch(const Problem& problem, int device);
 
 // The launch by the plan that the problem has where the device takes no cooperative launches.
 Launch make_fallback_launch(const Problem& problem, int device);
+
+// While one lives, this thread makes and starts launches for a GPU that need not be here: kernels are neither compiled
+// nor launched, but noted.
+class DryRun {
+ public:
+  struct Noted {
+    KernelKind kind;
+    CudaPlan plan;
+  };
+  struct Started {
+    size_t kernel;  // its place in `kernels`
+    unsigned blocks, threads;
+  };
+  std::vector<Noted> kernels;
+  std::vector<Started> launches;
+  static inline thread_local DryRun* running = nullptr;
+
+  explicit DryRun(const Gpu& gpu) { gpu_of_dry_run = &gpu, running = this; }
+  ~DryRun() { gpu_of_dry_run = nullptr, running = nullptr; }
+  DryRun(const DryRun&) = delete;
+
+  // A handle is the number of the kernel, from 1 up.
+  Handle note(const KernelKind& kind, const CudaPlan& plan) {
+    kernels.push_back({kind, plan});
+    return reinterpret_cast<Handle>(kernels.size());
+  }
+  void start(const Launch& launch) {
+    launches.push_back({reinterpret_cast<size_t>(launch.kernel) - 1, launch.blocks * launch.groups, launch.threads});
+  }
+};
 
 // Launches on `stream` in the current context, with a buffer for messages. False where the driver refuses a cooperative
 // launch.
