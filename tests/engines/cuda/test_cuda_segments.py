@@ -1,5 +1,7 @@
-"""The CUDA kernel of segments in the emulator, by the plans that an H200 has for it, against torch in float64."""
+"""The CUDA kernels of segments in the emulator, by the plans that an H200 has for them, against torch in float64."""
 
+import math
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +15,8 @@ from lib.support import maker, slow
 LARGE, SMALL = 0, 3  # devices: the second has one block at a time, so that none waits for another
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TOLERANCE = {F32: 1e-5, BF16: 1.6e-2, F16: 2e-3, F64: 1e-12}
-# The function, dtype, trailing dims, and the lengths of segments. A lane takes up to 32 items of a segment; the blocks
-# share one that is longer than all lanes of a warp take. A block takes one of middling length, and keeps some of them.
+# The function, dtype, trailing dims, and the lengths of segments. A tile has neighbouring ones of up to some thousand
+# elements together. A block takes a segment of middling length, and all blocks share a longer one.
 CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "short": ("softmax", F32, (), [k % 40 for k in range(450)]),
     "long": ("softmax", F32, (), [3, 700, 0, 9000, 40, 0, 5]),
@@ -100,6 +102,54 @@ def test_bits_of_a_segment_do_not_depend_on_its_neighbours(emulator, case):
         x = maker(dtype)(sum(lengths), *inner)
         together, alone = compute(x, lengths), compute(x[begin:end].clone(), [end - begin])
     assert torch.equal(alone, together[longest : longest + 1] if reduces else together[begin:end])
+
+
+def drawn(rng: Random, dtype: torch.dtype, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+    """Normal values, maybe with gaps, behind some elements of the same memory."""
+    gap, before = rng.choice((1, 1, 2)), rng.choice((0, 0, 1, 3, 4))
+    memory = torch.empty(before + math.prod(shape) * gap, dtype=dtype)[before:]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(rng.randrange(2**31)), dtype=F64)
+    return memory.view(*shape, gap)[..., 0].copy_(values * scale)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, *(slow(seed) for seed in range(3, 20))])
+def test_drawn_segments(emulator, seed):
+    """Layouts, scores that need maxima and scores that do not, and one that is not finite, which stays in its row."""
+    rng = Random(seed)
+    function, dtype = rng.choice(("softmax", "log_softmax", "logsumexp")), rng.choice(tuple(TOLERANCE))
+    inner = rng.choice(((), (), (2,), (3,), (5,), (8,), (2, 3), (33,)))
+    mean = rng.choice((1, 5, 20, 70))
+    lengths = [int(rng.expovariate(1 / mean)) for _ in range(rng.randint(1, 40))]
+    lengths[0], n = 1, sum(lengths[1:]) + 1
+    scale, factor = rng.choice((1.0, 5.0, 40.0)), rng.choice((1.0, 0.5, -2.0))
+    x = drawn(rng, dtype, (n, *inner), scale)
+    x[tuple(rng.randrange(size) for size in x.shape)] = rng.choice((1.0, math.inf, -math.inf, math.nan))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)) if rng.random() < 0.3 else None
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    wide = x.double().requires_grad_()
+    want = expected(function, wide * factor, lengths, order)
+    y = drawn(rng, dtype, want.shape)
+    emulator.segments(function, {"x": x, "y": y}, offsets, 0, order, factor)
+    tolerance = TOLERANCE[dtype] * max(1.0, scale / 4)
+    torch.testing.assert_close(y.double(), want.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    dx = drawn(rng, dtype, x.shape)
+    if function == "logsumexp":
+        accumulator = F64 if dtype is F64 else F32
+        grad = drawn(rng, accumulator, want.shape)
+        (of_x,) = torch.autograd.grad(want, wide, grad.double())
+        given = {"x": x, "y": want.detach().to(accumulator), "grad": grad}
+    else:
+        grad, of_y = drawn(rng, dtype, want.shape), y.double()
+        row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        row = row if order is None else torch.empty_like(row).index_copy(0, order, row)
+        terms = grad.double() * (of_y if function == "softmax" else 1)
+        sums = torch.zeros(len(lengths), *inner, dtype=F64).index_add(0, row, terms)[row]
+        of_x = of_y * (grad.double() - sums) if function == "softmax" else grad.double() - of_y.exp() * sums
+        of_x, given = factor * of_x, {"y": y, "grad": grad}
+    emulator.segments(function, {**given, "dx": dx}, offsets, 0, order, factor)
+    largest = max(1.0, of_x[of_x.isfinite()].abs().max().item() if of_x.isfinite().any() else 1.0)
+    tolerance = 3 * TOLERANCE[dtype]
+    torch.testing.assert_close(dx.double(), of_x, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
 @pytest.mark.parametrize("offsets", [[0, -5, 10**12, 20, 9000], [9000, 4500, 0], [7, 8]])

@@ -135,15 +135,15 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
     if (groups == 1 || launch.rows.shared + kStaticBytes <= unsigned(gpu.shared)) break;
   }
   map.by_pitch = divider_of(map.pitch);
-  map.warp_items = is_dense ? capacity - kVecBytes / size_of(of_first) : capacity;
+  map.short_items = is_dense ? capacity - kVecBytes / size_of(of_first) : capacity;
   for (int t = 0; t <= kItemResult; ++t) {
     if (!roles.has(t)) continue;
     const int size = size_of(problem.types[roles.of[t]]);
     const bool is_unit = map.columns == 1 || (map.dims == 1 && map.strides[t][0] == 1);
-    const auto is_even = [&](int64_t elements) { return elements * size % kVecBytes == 0; };
+    const auto are_vectors = [&](int64_t elements) { return elements * size % kVecBytes == 0; };
     if (!map.order && map.chunks == 1 && is_unit && map.steps[t] == map.columns)
       map.access[t] = kSegmentFlat;
-    else if (is_unit && is_even(map.pitch) && is_even(map.columns) && is_even(map.steps[t]) &&
+    else if (is_unit && are_vectors(map.pitch) && are_vectors(map.columns) && are_vectors(map.steps[t]) &&
              uint64_t(map.data[t]) % kVecBytes == 0)
       map.access[t] = kSegmentVectors;
   }
@@ -156,7 +156,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   map.chunk_blocks = int(std::clamp<int64_t>(at_a_time / ranges, 1, map.chunks));
   launch.rows.blocks = unsigned(map.chunk_blocks * ranges);
   launch.rows_map = map;
-  if (map.items <= map.warp_items) return launch;
+  if (map.items <= map.short_items) return launch;
 
   // Longer rows.
   map.head_lanes_log2 = lanes_of(32);
@@ -166,7 +166,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
   map.tile_items =
       item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
-  map.tile_items = std::max<int64_t>(map.tile_items, map.warp_items);
+  map.tile_items = std::max<int64_t>(map.tile_items, map.short_items);
   map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
   kind.segment_parts |= kSegmentLong;
   const int kept = (vec_size > 1 ? 16 / vec_size : 8) / ((problem.is_backward() ? 2 : 1) * (is_wide ? 2 : 1));

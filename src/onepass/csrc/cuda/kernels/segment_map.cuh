@@ -52,14 +52,14 @@ struct SegmentMap {
   int padded_log2;  // of the elements between which memory is left free
   FastDivisor by_pitch;
   long long range_items;
-  // A tile takes rows of up to `warp_items` items, a block all of up to `tile_items`. Others are long. Those that are
-  // in up to `most_tiles` tiles wait for each other's states, which are in `messages`; all others are finished when all
-  // states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
-  int warp_items;
+  // Rows of up to `short_items` items are in tiles of rows. A block takes others of up to `tile_items`. The rest is cut
+  // into tiles of so many. The tiles of a row that has up to `most_tiles` wait for each other's states, which are in
+  // `messages`; all others are finished when all states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
+  int short_items;
   long long tile_items, tiles;
   int most_tiles, steps_run;
   void* messages;
-  // Of each block of the kernel of rows that a warp takes a byte, whether it met others; null where none can be.
+  // Of each block of the kernel of short rows a byte, what others it met; null where none can be.
   void* has_long;
   int row_blocks;
   double factor;

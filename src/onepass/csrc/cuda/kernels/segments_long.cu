@@ -1,8 +1,7 @@
-// segments.cu: rows of unequal length. Some lanes of a warp take a short row, and a whole warp takes one that is
-// longer. A second kernel computes all others. A block takes a row of middling length. All blocks together take the
-// long rows, each a tile of some thousand elements, and the states of the tiles of a row go through global memory.
-// Elements are read from where they are. A row that fits the registers of those who take it stays there; elements of
-// all others are read a second time, from a cache.
+// segments_long.cu: rows of unequal length that fit no tile of segments_tiled.cu. A block takes a row of middling
+// length. All blocks together take the long rows, each a tile of some thousand elements, and the states of the tiles of
+// a row go through global memory. Elements are read from where they are. A row that fits the registers of those who
+// take it stays there; elements of all others are read a second time, from a cache.
 #include "config.cuh"
 #include "grid_sync.cuh"
 #include "segments.cuh"
@@ -295,8 +294,6 @@ struct WarpReduce {
   }
 };
 
-// Rows that no warp takes ---------------------------------------------------------------------------------------------
-
 typedef GridMessage<C> Message;
 
 constexpr int kWarps = kSegmentWarps, kThreads = 32 * kWarps;  // of a block
@@ -378,7 +375,7 @@ struct BlockReduce {
   }
 };
 
-// The rows of a chunk of heads that no warp takes: the tiles of this block.
+// The rows of a chunk of heads that fit no tile of short ones: the tiles of this block.
 struct LongRows {
   const Lane& lane;
   Shared& shared;
@@ -443,7 +440,7 @@ struct LongRows {
       unroll<kLooks>([&](int i) {
         const int64_t segment = first + i * kThreads + threadIdx.x;
         const int count = segment < tile.last ? row_of(map, segment).count : 0;
-        const bool is_middling = count > map.warp_items && count <= map.tile_items;
+        const bool is_middling = count > map.short_items && count <= map.tile_items;
         const unsigned those = __ballot_sync(0xffffffffu, is_middling);
         if (threadIdx.x % 32 == 0) shared.middling[i * kWarps + warp] = those;
         has_any |= is_middling;

@@ -1,4 +1,4 @@
-// segment_tiles.cu: short rows of unequal length. A block takes neighbouring rows, as many as fit a tile in shared
+// segments_tiled.cu: short rows of unequal length. A block takes neighbouring rows, as many as fit a tile in shared
 // memory, while the next tile is on its way. A thread has a strip of the tile: some items one behind the other, of some
 // heads. A row is a run of items that may begin and end within any strip. Runs are reduced within strips, then over the
 // lanes of a warp and over the warps of the block, so that no lane waits for a longer row than the others have.
@@ -115,8 +115,8 @@ __device__ inline Values both(const Values& a, const Values& b, Op op) {
 struct Runs {
   const unsigned begins;
   const int head_lanes, lane, warp, group_warps;
-  int start,
-      next;       // lanes: the last one up to this one that has a begin, or the first one; the next one that has, or -1
+  int start;      // the last lane up to this one that a row begins in, or the first one that has the same heads
+  int next;       // the next lane that a row begins in, or -1
   bool is_inner;  // whether a row begins in a lane before this one
 
   __device__ Runs(unsigned begins, int head_lanes, int group_warps)
@@ -285,8 +285,8 @@ struct BlockTiles {
   // Where the elements of a tile are in shared memory.
   __device__ int first(int buffer) const { return buffer * map.buffer_bytes; }
   __device__ int second(int buffer) const { return first(buffer) + map.first_bytes; }
-  // Two numbers of each row, at the item that the row begins with. Those of results take the place of scores that have
-  // been read, where they have their size.
+  // Two numbers of each row, at the item that the row begins with. The second one of a result takes the place of
+  // scores, which have been read, where it has their size.
   __device__ A* numbers(int which, int buffer) const {
     const int each = capacity * pitch * (int)sizeof(A);
     if (kNumbersInPlace && which) return (A*)(dynamic_smem + first(buffer));
@@ -334,7 +334,7 @@ struct BlockTiles {
         if (row < last) {
           const uint64_t from = offset_of(map, row) - tile.begin, to = offset_of(map, row + 1) - tile.begin;
           const unsigned at = (unsigned)from, end = (unsigned)to, count = end - at;
-          fits = (from | to) >> 32 == 0 && end <= room && at <= end && count <= (unsigned)map.warp_items;
+          fits = (from | to) >> 32 == 0 && end <= room && at <= end && count <= (unsigned)map.short_items;
           if (fits && count) atomicOr(&begins[(at + begin_at) / 32], 1u << (at + begin_at) % 32);
         }
         passed = __syncthreads_count(fits);
