@@ -277,9 +277,6 @@ struct BlockTiles {
         pitch(C::kSingle ? 1 : map.pitch),
         capacity(C::kSingle ? kThreads * K : (32 * map.group_warps >> map.head_lanes_log2) * K) {
     clear(0), clear(1);
-    // Elements behind the end of a tile are from tiles before it, or these.
-    for (int i = threadIdx.x * 16; i < 2 * map.buffer_bytes; i += kThreads * 16)
-      *(Vector<uint32_t, 4>*)(dynamic_smem + i) = {};
     __syncthreads();
   }
   // Where the elements of a tile are in shared memory.
@@ -531,6 +528,15 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       });
     };
     const auto itself = [](A total) { return total; };
+    if constexpr (kMayHaveNoMaxima) {
+      // What is in the tile's memory before and behind its items does not count.
+      const int own = at - (C::kSingle ? tile.shift : 0);
+      if (own < 0 || own + K > tile.items) {
+        for_all([&](int k, int v) {
+          if (!is_inside(own + k, tile.items)) values[k].at[v] = 0;
+        });
+      }
+    }
     if (kMayHaveNoMaxima && are_small(values)) {
       for_all([&](int k, int v) { totals[k].at[v] = values[k].at[v] = exp_of_small((float)values[k].at[v]); });
       if constexpr (C::kReduces) keep(0, [](A) { return A(0); });
