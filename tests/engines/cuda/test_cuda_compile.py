@@ -229,6 +229,20 @@ def test_losses_compile(source, arch):
         ptx_of(SOURCES / f"loss_{source}.cu", arch, [f"-D{name}={value}" for name, value in macros.items()])
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["80", *map(slow, ("90", "100", "120"))])
+def test_segments_compile(arch):
+    """Rows alone, heads in an order with a bias, and the batch-invariant mode."""
+    for dtype, vec_size in (("bfloat16_t", 4), ("float", 4), ("double", 2)):
+        for function, backward in itertools.product(("softmax", "log_softmax", "logsumexp"), (0, 1)):
+            for source, parts, size in (("tiled", 9, 1), ("tiled", 7, vec_size), ("long", 39, 1), ("invariant", 17, 1)):
+                named = {"IN_TYPE": dtype, "OUT_TYPE": dtype, "FUNCTION": f"Function::{function}", "VEC_SIZE": size}
+                named |= {"IS_BACKWARD": backward, "SEGMENT_PARTS": parts, "BIAS_TYPE": dtype, "ROWS_PER_BLOCK": 128}
+                ptx_of(
+                    SOURCES / f"segments_{source}.cu", arch, [f"-D{name}={v}" for name, v in (MACROS | named).items()]
+                )
+
+
 def test_only_the_configuration_reads_macros_of_the_command_line():
     readers = {
         name: [path.name for path in SOURCES.iterdir() if re.search(rf"\b{name}\b", path.read_text())]

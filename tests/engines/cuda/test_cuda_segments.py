@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from emulator import missing
+from emulator import Emulator, missing
 from lib.plan_tables import BF16, F16, F32, F64
 from lib.support import maker, slow
 
-LARGE, SMALL = 0, 3  # devices: the second has one block at a time, so that none waits for another
+# Devices: the second has one block at a time, so that none waits for another, and the third little shared memory.
+LARGE, SMALL, LITTLE = 0, 3, 4
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TOLERANCE = {F32: 1e-5, BF16: 1.6e-2, F16: 2e-3, F64: 1e-12}
 # The function, dtype, trailing dims, and the lengths of segments. A tile has neighbouring ones of up to some thousand
@@ -26,6 +27,7 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "rows": ("logsumexp", F32, (), [5, 0, 4100, 30, 0]),
     "odd heads": ("log_softmax", F16, (3,), [700, 1, 0, 900]),
     "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
+    "wide": ("logsumexp", F64, (64,), [20, 1, 0, 90]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
 }
 QUICK = ("short", "long")
@@ -72,10 +74,19 @@ def test_segments(emulator, case):
     solve(emulator, case, has_more=False, device=LARGE)
 
 
-@pytest.mark.parametrize("case", ["long", *(slow(name) for name in CASES if name != "long")])
+@pytest.mark.parametrize("case", [name if name in ("long", "many heads") else slow(name) for name in CASES])
 def test_blocks_that_do_not_wait(emulator, case):
-    """Rows of several tiles are finished by a second launch."""
+    """Rows of several tiles are finished by a second launch, and a block takes all chunks of the heads of a tile."""
     solve(emulator, case, has_more=False, device=SMALL)
+
+
+@pytest.mark.parametrize(("device", "threads"), [(LARGE, 256), (LITTLE, 128)])
+def test_tiles_have_as_many_heads_as_shared_memory_takes(device, threads):
+    emulator = Emulator()  # which has loaded no kernel yet
+    solve(emulator, "wide", has_more=False, device=device)
+    source, defines = emulator.kernels_run[0]
+    assert source == "segments_tiled.cu"
+    assert f"-DROWS_PER_BLOCK={threads}" in defines
 
 
 @pytest.mark.parametrize("case", ["rows", *(slow(name) for name in CASES if name != "rows")])

@@ -13,8 +13,8 @@ constexpr int kThreads = 32 * kSegmentWarps;  // of a block of the kernel of lon
 constexpr int kMostVec = 4, kVecBytes = 16;   // heads of a lane
 constexpr int kPadBytes = 32;                 // between the elements of strips, at most
 constexpr int kStaticBytes = 8192;            // of shared memory that the kernel of tiles declares, at most
-// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-28): warps of a block; values of a thread, of which a
-// vector of heads has twice as many, and doubles half as many; lanes beside each other that have an item's heads, or
+// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-28): warps of a block; values of a thread, twice as many
+// of vectors of heads but in gradients, half as many doubles; lanes beside each other that have an item's heads, or
 // bytes of these where they are no vectors; groups of such lanes that have other heads.
 constexpr int kTileWarps = 4, kStripValues = 16, kHeadLanes = 2, kHeadBytes = 32, kMostGroups = 8;
 constexpr int64_t kInvariantWaves = 16;  // of blocks of the batch-invariant kernel
@@ -112,8 +112,8 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const int64_t of_lanes = ceil_div(vectors, 1 << map.head_lanes_log2);
   int capacity = 0, groups = 1;
   while (groups < std::min<int64_t>(of_lanes, kMostGroups)) groups *= 2;
-  const bool has_most = vec_size > 1 && (!sums || (groups > 1 && size_of(of_first) == 2));
-  const int strip = std::max(1, kStripValues * (has_most ? 2 : 1) / (vec_size * (is_wide ? 2 : 1)));
+  const int values = kStripValues * (vec_size > 1 && !sums ? 2 : 1) / (is_wide ? 2 : 1);
+  const int strip = std::max(1, values / vec_size);
   for (;; groups /= 2) {
     const int warps = std::max(groups, is_dense || vec_size > 1 ? kTileWarps : 2 * kTileWarps);
     launch.rows.threads = unsigned(32 * warps);

@@ -1,0 +1,180 @@
+// segment_runs.cuh: the rows of a tile as runs of items. Each thread has a strip: K items one behind the other, of V
+// heads. A run may begin and end within any strip. Runs are reduced within strips, then over the lanes of a warp, then
+// over the warps that have the same heads. K, V and the numbers' type are those of the parameter C.
+#pragma once
+
+#include "warp_reduce.cuh"
+
+template <class C>
+constexpr int kMostHeadLanes = C::kSingle ? 1 : 16 / C::kVecSize;  // beside each other in a warp
+
+// What warps tell each other of their runs: the one that is open at the end of the warp, the first one as far as it is
+// in the warp, and whether a row begins in the warp.
+template <class C>
+struct Exchange {
+  static constexpr int kWarps = C::kRowsPerBlock / 32;
+  Vector<typename C::A, C::kVecSize> open[kWarps][kMostHeadLanes<C>], first[kWarps][kMostHeadLanes<C>];
+  bool has_begin[kWarps];
+};
+// The runs of a strip. `begins` has a bit for each item that a row begins with.
+template <class C>
+struct Runs {
+  typedef typename C::A A;
+  static constexpr int V = C::kVecSize, K = C::kVecs;
+  typedef Vector<A, V> Values;
+
+  const unsigned begins;
+  const int head_lanes, lane, warp, group_warps;
+  int start;      // the last lane up to this one that a row begins in, or the first one that has the same heads
+  int next;       // the next lane that a row begins in, or -1
+  bool is_inner;  // whether a row begins in a lane before this one
+
+  __device__ Runs(unsigned begins, int head_lanes, int group_warps)
+      : begins(begins),
+        head_lanes(head_lanes),
+        lane(threadIdx.x % 32),
+        warp(threadIdx.x / 32),
+        group_warps(group_warps) {
+    const unsigned same = (head_lanes == 32 ? 1u : 0xffffffffu / ((1u << head_lanes) - 1)) << (lane & (head_lanes - 1));
+    const unsigned those = __ballot_sync(0xffffffffu, begins != 0) & same;
+    const unsigned before = those & ((1u << lane) - 1), after = those & ~((2u << lane) - 1);
+    is_inner = before != 0;
+    start = begins ? lane : is_inner ? 31 - __clz((int)before) : lane & (head_lanes - 1);
+    next = __ffs((int)after) - 1;
+  }
+  __device__ bool has(int k) const { return begins >> k & 1; }
+
+  // Puts the total of the run that an item is in in the place of the item's value. All threads take part.
+  template <class Op>
+  __device__ void reduce(Values (&values)[K], Exchange<C>& exchange, Op op) const {
+    Values first, last, before, total;
+    find_ends(values, first, last, op);
+    across(first, last, before, total, exchange, op);
+    accumulate(values, before, op);
+    spread(values, total);
+  }
+  // The same for sums. A product with 0 or 1 takes the place of a choice: it is one operation with the addition, and
+  // needs no predicate. Strips with numbers that are not finite choose. `kGrows`: whether no number is negative, so
+  // that a run's total is its maximum.
+  template <bool kGrows>
+  __device__ void add(Values (&values)[K], Exchange<C>& exchange) const {
+    A goes_on[K], is_first = 1, check = 0;  // 1 where item k is in the run of the item before it, else 0
+    unroll<K>([&](int k) { goes_on[k] = A(__uint_as_float((~begins & 1u << k) * (0x3f800000u >> k))); });
+    Values first = all_of(0), last = first, before, total;
+    unroll<K>([&](int k) {
+      is_first *= goes_on[k];
+      unroll<V>([&](int v) {
+        last.at[v] = last.at[v] * goes_on[k] + values[k].at[v];
+        first.at[v] = is_first * values[k].at[v] + first.at[v];
+      });
+    });
+    // What is not finite has gone through all products.
+    unroll<V>([&](int v) { check += last.at[v] * A(0); });
+    if (check != 0) find_ends(values, first, last, Sum());
+    across(first, last, before, total, exchange, Sum());
+    unroll<V>([&](int v) { check += (before.at[v] + total.at[v]) * A(0); });
+    if (check != 0) {
+      accumulate(values, before, Sum());
+      spread(values, total);
+      return;
+    }
+    unroll<K>([&](int k) {
+      unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on[k] + values[k].at[v]; });
+    });
+    if (!kGrows) return spread(values, total);
+    unroll<K>([&](int i) {
+      const int k = K - 1 - i, after = k + 1 < K ? k + 1 : k;
+      unroll<V>([&](int v) {
+        total.at[v] = i == 0 ? total.at[v] : max_(total.at[v] * goes_on[after], values[k].at[v]);
+        values[k].at[v] = total.at[v];
+      });
+    });
+  }
+
+ private:
+  static __device__ Values all_of(A value) {
+    Values all;
+    unroll<V>([&](int v) { all.at[v] = value; });
+    return all;
+  }
+  template <class Op>
+  static __device__ Values both(const Values& a, const Values& b, Op op) {
+    Values made;
+    unroll<V>([&](int v) { made.at[v] = op(a.at[v], b.at[v]); });
+    return made;
+  }
+  // The first and the last run of the strip.
+  template <class Op>
+  __device__ void find_ends(const Values (&values)[K], Values& first, Values& last, Op op) const {
+    first = has(0) ? all_of(Op::template identity<A>()) : values[0], last = values[0];
+    bool is_first = !has(0);
+    unroll<K - 1>([&](int i) {
+      const int k = i + 1;
+      last = has(k) ? values[k] : both(last, values[k], op);
+      is_first = is_first && !has(k);
+      if (is_first) first = last;
+    });
+  }
+  // What each run has up to an item, `before` included.
+  template <class Op>
+  __device__ void accumulate(Values (&values)[K], Values before, Op op) const {
+    unroll<K>([&](int k) {
+      if (!has(k)) values[k] = both(before, values[k], op);
+      before = values[k];
+    });
+  }
+  // From that the totals; `total` is that of the last run.
+  __device__ void spread(Values (&values)[K], Values total) const {
+    unroll<K>([&](int i) {
+      const int k = K - 1 - i;
+      if (k + 1 < K && has(k + 1)) total = values[k];
+      values[k] = total;
+    });
+  }
+  // From the first and the last run of the strip: what the first one has before the strip, and the total of the last.
+  template <class Op>
+  __device__ void across(Values first, const Values& last, Values& before, Values& total, Exchange<C>& exchange,
+                         Op op) const {
+    // Over the lanes of the warp.
+    Values all = last;
+    for (int by = head_lanes; by < 32; by *= 2) {
+      Values there;
+      unroll<V>([&](int v) { there.at[v] = __shfl_up_sync(0xffffffffu, all.at[v], by); });
+      if (lane - by >= start) all = both(there, all, op);
+    }
+    unroll<V>([&](int v) { before.at[v] = __shfl_up_sync(0xffffffffu, all.at[v], head_lanes & 31); });
+    if (lane < head_lanes) before = all_of(Op::template identity<A>());
+    first = both(before, first, op);
+    Values there;  // the total of the run that ends in the next lane with a begin
+    unroll<V>([&](int v) { there.at[v] = __shfl_sync(0xffffffffu, first.at[v], next & 31); });
+    // Over the warps that have the same heads.
+    if (group_warps == 1) {
+      unroll<V>([&](int v) { all.at[v] = __shfl_sync(0xffffffffu, all.at[v], (-head_lanes & 31) | lane); });
+      total = next >= 0 ? there : all;
+      __syncthreads();
+      return;
+    }
+    const int of_heads = lane & (head_lanes - 1);
+    const bool has_any = is_inner || begins || next >= 0, is_last = lane >= 32 - head_lanes;
+    if (is_last) exchange.open[warp][of_heads] = all;
+    if (has_any ? begins && !is_inner : is_last) exchange.first[warp][of_heads] = has_any ? first : all;
+    if (lane == 0) exchange.has_begin[warp] = has_any;
+    __syncthreads();
+    Values from = all_of(Op::template identity<A>()), to = exchange.open[warp][of_heads];
+#pragma unroll 1
+    for (int i = warp - 1; i >= warp / group_warps * group_warps; --i) {
+      from = both(exchange.open[i][of_heads], from, op);
+      if (exchange.has_begin[i]) break;
+    }
+#pragma unroll 1
+    for (int i = warp + 1; i < (warp / group_warps + 1) * group_warps; ++i) {
+      to = both(to, exchange.first[i][of_heads], op);
+      if (exchange.has_begin[i]) break;
+    }
+    total = next >= 0 ? there : to;
+    if (!is_inner) {
+      before = both(from, before, op);
+      if (!begins) total = both(from, total, op);
+    }
+  }
+};
