@@ -28,6 +28,8 @@ FORCED = {  # of rows of 37 elements, and of 36, which are whole vectors
     "warp, aligned": (BF16, 36, Plan(Tier.WARP, 4, 32, 12, 4, 1, 0, Access.ALIGNED)),
     "staged": (BF16, 37, Plan(Tier.STAGED, 4, 32, 10, 1, 1, 1, Access.PREDICATED)),
     "block": (BF16, 37, Plan(Tier.BLOCK, 32, 1, 16, 8, 1, 0, Access.PREDICATED)),
+    "block of two warps": (F16, 519, Plan(Tier.BLOCK, 64, 1, 16, 8, 1, 0, Access.PREDICATED)),
+    "block of two warps, aligned": (F32, 520, Plan(Tier.BLOCK, 64, 1, 12, 4, 1, 0, Access.ALIGNED)),
     "block, shared memory": (BF16, 901, Plan(Tier.BLOCK, 32, 1, 16, 8, 1, 2, Access.PREDICATED)),
     "block, shared memory, float32": (F32, 501, Plan(Tier.BLOCK, 32, 1, 8, 4, 1, 2, Access.PREDICATED)),
     "cluster": (BF16, 501, Plan(Tier.CLUSTER, 32, 1, 8, 8, 2, 0, Access.PREDICATED)),
@@ -99,7 +101,7 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
 @emulated
 @pytest.mark.parametrize(
     ("name", "parts"),
-    of_each(FORCED, "warp, elements", "staged", "block, shared memory, float32", "cluster", "twopass"),
+    of_each(FORCED, "warp", "staged", "block of two warps, aligned", "block, shared memory, float32", "cluster", "twopass"),
 )
 def test_each_tier_of_rows_in_the_emulator(emulator, name, parts, tmp_path):
     """No kernel reads or writes beside its tensors, and each gives what the definition does, forward and backward."""

@@ -48,13 +48,20 @@ struct HashKernelId {
 // Whether the kernel is one of scores, losses or segments, which are compiled for a number of threads.
 bool is_of_family(const KernelKind& kind) { return kind.score_parts || kind.loss_parts || kind.segment_parts; }
 
+// The threads of a block that a kernel is compiled for, where it is for so many: at most, or, of scored rows, just
+// those.
+int block_threads(const KernelKind& kind, const CudaPlan& plan) {
+  if (kind.score_parts && kind.pass == Pass::forward && !plan.of_columns()) return plan.threads();
+  return plan.of_columns() || is_of_family(kind) ? plan.max_threads() : 0;
+}
+
 KernelId identity(const KernelKind& kind, const CudaPlan& plan, int device) {
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
   uint64_t id = uint64_t(device);
   const auto add = [&](int value, int bits) { id = id << bits | uint64_t(value); };
   add(int(kind.function), 3), add(int(kind.in), 2), add(int(kind.out), 2), add(int(plan.tier), 4);
   add(row_in_warp ? plan.threads_per_row : 0, 6);
-  add(row_in_warp ? plan.rows_per_block : plan.of_columns() || is_of_family(kind) ? plan.max_threads() : 0, 11);
+  add(row_in_warp ? plan.rows_per_block : block_threads(kind, plan), 11);
   add(plan.items_per_thread, 9), add(plan.vec_size, 4);
   add(in_cluster(plan) ? plan.blocks_per_row : 0, 5);
   add(plan.keeps_vecs_in_smem() ? 1 : plan.prefetches() ? 2 : 0, 2);
@@ -130,25 +137,24 @@ std::vector<std::string> defines_of(const KernelKind& kind, const CudaPlan& plan
   const auto define = [](const char* name, const std::string& value) { return std::string("-D") + name + "=" + value; };
   const auto number = [&](const char* name, int value) { return define(name, std::to_string(value)); };
   const bool row_in_warp = plan.tier == Tier::warp || plan.tier == Tier::staged;
-  std::vector<std::string> defines = {
-      define("IN_TYPE", type_name(kind.in)),
-      define("OUT_TYPE", type_name(kind.out)),
-      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
-      number("IS_BACKWARD", kind.pass != Pass::forward),
-      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
-      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
-      number("VECS_PER_THREAD", plan.vecs_per_thread()),
-      number("VEC_SIZE", plan.vec_size),
-      number("VEC_ACCESS", int(plan.access)),
-      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
-      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
-      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
-      number("BLOCK_THREADS", plan.of_columns() || is_of_family(kind) ? plan.max_threads() : 0),
-      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
-      number("USES_GRID", plan.of_columns() && plan.in_grid()),
-      number("STAGES_GROUPS", plan.is_staged()),
-      number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
-      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
+  std::vector<std::string> defines = {define("IN_TYPE", type_name(kind.in)),
+                                      define("OUT_TYPE", type_name(kind.out)),
+                                      define("FUNCTION", std::string("Function::") + traits_of(kind.function).name),
+                                      number("IS_BACKWARD", kind.pass != Pass::forward),
+                                      number("THREADS_PER_ROW", row_in_warp ? plan.threads_per_row : 0),
+                                      number("ROWS_PER_BLOCK", plan.of_columns() ? 1 : plan.rows_per_block),
+                                      number("VECS_PER_THREAD", plan.vecs_per_thread()),
+                                      number("VEC_SIZE", plan.vec_size),
+                                      number("VEC_ACCESS", int(plan.access)),
+                                      number("CLUSTER_SIZE", in_cluster(plan) ? plan.blocks_per_row : 1),
+                                      number("USES_SMEM_VECS", plan.keeps_vecs_in_smem()),
+                                      number("BROADCAST_GRAD", kind.pass == Pass::backward_broadcast),
+                                      number("BLOCK_THREADS", block_threads(kind, plan)),
+                                      number("PREFETCHES_TILE", plan.of_columns() && plan.prefetches()),
+                                      number("USES_GRID", plan.of_columns() && plan.in_grid()),
+                                      number("STAGES_GROUPS", plan.is_staged()),
+                                      number("KEEPS_TILE_IN_SMEM", plan.is_in_smem()),
+                                      number("TWO_PASS", plan.tier == Tier::columns_twopass)};
   if (kind.over_ranks) defines.push_back(number("OVER_RANKS", 1));
   if (kind.loss_parts) defines.push_back(number("LOSS_PARTS", int(kind.loss_parts)));
   if (kind.segment_parts) {

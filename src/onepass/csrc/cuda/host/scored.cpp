@@ -1,4 +1,5 @@
 // scored.cpp: from a scored problem to the launch of a kernel of rows or of columns.
+#include <climits>
 #include <numeric>
 
 #include "../../core/batch_invariant.h"
@@ -30,15 +31,15 @@ bool in_phase(const ScoredProblem& problem, ScoredTensor a, int a_size, ScoredTe
     same &= (stride_of(problem.outer, d, a) - stride_of(problem.outer, d, b)) % width == 0;
   return same;
 }
-// The aligned word with the last byte of a tensor.
-const unsigned* last_word(const ScoredProblem& problem, ScoredTensor tensor, int size) {
+// Where the aligned word with the last byte of a tensor ends.
+uint64_t end_of_words(const ScoredProblem& problem, ScoredTensor tensor, int size) {
   int64_t last = 0;
   for (const auto* group : {&problem.outer, &problem.reduced}) {
     for (int d = 0; d < group->count; ++d)
       last += std::max<int64_t>(stride_of(*group, d, tensor), 0) * (group->dims[d].size - 1);
   }
   const uint64_t end = uint64_t(problem.data[tensor]) + uint64_t(last + 1) * uint64_t(size);
-  return reinterpret_cast<const unsigned*>((end - 1) / 4 * 4);
+  return (end + 3) / 4 * 4;
 }
 // Whether all rows begin with a vector.
 bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width) {
@@ -83,39 +84,50 @@ int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
   return last < 0 ? problem.n : stride_of(problem.outer, last, tensor);
 }
 
-// Half types to half types. Up to kWarpVecs vectors are a warp's. Longer rows are served by blocks of few threads: up
-// to kFewScores of a thread wait in registers. Of more, kKept scores do, and the other elements in shared memory,
-// unless there is a bias or a mask, which would be read again (sweeps, H100, 2026-11-26).
-constexpr int kWarpVecs = 96, kKept = 16, kFewScores = 24, kManyScores = 48, kFewThreads = 128;
+// Rows whose scores wait in registers, a thread having at most kMostVecs vectors of them, so that all of its loads are
+// on their way at once: lanes of a warp share a row, or the warps of a block. (A block has 1, 2, 4, ... warps: others
+// do not fill a multiprocessor's four schedulers alike.) Of longer rows of half types kKept scores of a thread wait in
+// registers and the other elements in shared memory, unless there is a bias or a mask, which would be read again
+// (sweeps, H200, 2026-11-29).
+constexpr int kMostVecs = 5, kKept = 16, kManyScores = 48;
 constexpr int kLeastThreads = 64, kMostThreads = 256, kMostEach = 80;
 
-std::optional<CudaPlan> plan_half(const ScoredProblem& problem, int width, VecAccess access, const Gpu& gpu) {
-  const bool aligned = access == VecAccess::aligned;
-  const int64_t vecs = ceil_div(problem.n + (aligned ? 0 : width - 1), width);
-  if (vecs <= kWarpVecs) {
-    int lanes = 1;
-    while (lanes < 32 && lanes * (kKept / width) < vecs) lanes *= 2;
-    return CudaPlan{Tier::warp, lanes, kThreads / lanes, int(ceil_div(vecs, lanes)) * width, width, 1, 0, access};
+std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int width, VecAccess access, const Gpu& gpu) {
+  const bool aligned = access == VecAccess::aligned, reads_beside = problem.has(kBias) || problem.has(kMask);
+  // Those inside the row, and, of rows that wait in shared memory, those in which it begins and ends.
+  const int64_t vecs = std::max<int64_t>(problem.n / width, 1), all_vecs = vecs + (aligned ? 0 : 2);
+  // Of the numbers of threads that hold the row, the least, or one of which an eighth fewer have nothing to do.
+  int threads = 0;
+  int64_t least = INT64_MAX / 8;
+  for (int some = 1; some <= kMostThreads; some *= 2) {
+    const int64_t each = ceil_div(vecs, some), most = some < 8 ? 2 : some < 32 ? 3 : kMostVecs;
+    if (each <= most && each * some * 8 < least * 7) threads = some, least = each * some;
+    if (some >= vecs) break;
   }
-  if (width * size_of(problem.in) < 8) return {};  // what cp.async takes
+  if (threads && threads <= 32) {
+    const int together = reads_beside ? kThreads / 2 : kThreads;
+    const int items = int(ceil_div(vecs, threads)) * width;
+    return CudaPlan{Tier::warp, threads, together / threads, items, width, 1, 0, access};
+  }
   const auto share = [&](int blocks, int threads, int kept_scores) {
-    const int have = int(ceil_div(vecs, int64_t(threads) * blocks)), kept = std::min(have, kept_scores / width);
-    const int others = int(up_to(have - kept, 2));
+    const auto each = [&](int64_t of) { return int(ceil_div(of, int64_t(threads) * blocks)); };
+    const int kept = std::min(each(vecs), kept_scores / width);
+    const int others = each(vecs) > kept ? int(up_to(each(all_vecs) - kept, 2)) : 0;
     return CudaPlan{blocks > 1 ? Tier::cluster : Tier::block,          threads, 1, kept * width, width, blocks, others,
                     others && aligned ? VecAccess::predicated : access};
   };
-  const int64_t few = up_to(ceil_div(vecs * width, kFewScores), 32);
-  if (few <= (aligned ? kLeastThreads : kFewThreads)) return share(1, std::max(int(few), kLeastThreads), kFewScores);
-  const bool in_registers = problem.has(kBias) || problem.has(kMask);
-  const int least_each = in_registers ? kKept : kKept + width, most_each = in_registers ? kManyScores : kMostEach;
-  // Of the blocks and threads that hold the row, those of which the fewest have nothing to do; few blocks before many.
+  if (threads) return share(1, threads, kMostVecs * width);
+  if (size_of(problem.in) > 2 || width < 4) return {};  // cp.async takes 8 bytes
+  // The same of blocks and threads; few blocks before many.
+  const int kept = reads_beside ? kManyScores : kKept, least_each = reads_beside ? kKept : kKept + width,
+            most_each = reads_beside ? kManyScores : kMostEach;
   std::optional<CudaPlan> best;
-  int64_t least = INT64_MAX;
+  least = INT64_MAX / 8;
   for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
-    for (int threads = in_registers ? kFewThreads : kMostThreads; threads >= kLeastThreads; threads -= 32) {
+    for (int threads = kMostThreads; threads >= 2 * kLeastThreads; threads /= 2) {
       const int64_t each = ceil_div(vecs, int64_t(threads) * blocks), places = each * threads * blocks;
       if (each * width < least_each || each * width > most_each || (places - vecs) * 8 >= least * 7) continue;
-      least = places - vecs, best = share(blocks, threads, in_registers ? kManyScores : kKept);
+      least = places - vecs, best = share(blocks, threads, kept);
     }
     if (best && least * 16 < vecs) break;
   }
@@ -176,17 +188,19 @@ CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
     return plan_rows(like, alone, batch_invariant(), true);
   };
   const CudaPlan plan = plan_like(problem.in, kept);
-  const bool all_half = !backward && size_of(problem.in) == 2 && size_of(problem.out) == 2;
-  if (!all_half || batch_invariant()) return plan;
-  if (is_tiled && !aligned) {
-    const CudaPlan of_half_types = plan_like(problem.in, problem.out);
-    if (of_half_types.tier == Tier::staged) return of_half_types;
-    if (of_half_types.tier == Tier::warp && of_half_types.access == VecAccess::aligned) return of_half_types;
+  const bool of_one_size = !backward && size_of(problem.in) == size_of(problem.out) && size_of(problem.in) <= 4;
+  if (!of_one_size || batch_invariant()) return plan;
+  constexpr int64_t kLeastVecs = 16, kLeastVecsBeside = 8;  // of rows in vectors that begin anywhere
+  if (is_tiled && !aligned && n < width * (problem.has(kBias) || problem.has(kMask) ? kLeastVecsBeside : kLeastVecs)) {
+    const CudaPlan of_its_types = plan_like(problem.in, problem.out);
+    if (of_its_types.tier == Tier::staged) return of_its_types;
+    if (of_its_types.tier == Tier::warp && of_its_types.access == VecAccess::aligned) return of_its_types;
   }
   int by = width;
   while (by > full / 2 && !(n % by == 0 && aligned_at(by))) by /= 2;
   const bool whole = n % by == 0 && aligned_at(by);
-  const auto own = plan_half(problem, whole ? by : width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
+  if (width == 1) return plan;
+  const auto own = plan_registers(problem, whole ? by : width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
   return own ? *own : plan;
 }
 
@@ -214,13 +228,12 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
   map.dims = problem.outer.count;
   for (int t = 0; t < kMapTensors; ++t) map.data[t] = problem.data[kBy[t]];
   for (int i = 0; i < map.dims; ++i) {
-    const int d = order[i];
+    const int d = order[map.dims - 1 - i];
     for (int t = 0; t < kMapTensors; ++t) map.strides[t][i] = stride_of(problem.outer, d, kBy[t]);
     map.distances[i] = stride_of(problem.outer, d, kDistance);
     map.sizes[i] = int(problem.outer.dims[d].size), map.divisors[i] = divider_of(map.sizes[i]);
   }
   for (const MapTensor t : {kMapInput, kMapResult, kMapGrad}) map.pitches[t] = pitch_of(problem, kBy[t]);
-  map.bias_last = last_word(problem, kBias, size_of(problem.bias_type)), map.mask_last = last_word(problem, kMask, 1);
   for (int t = 0; t < kMapTensors; ++t) map.steps[t] = step_of(problem, kBy[t]);
   map.reduced_dims = problem.reduced.count;
   for (int d = 0; d < map.reduced_dims; ++d) {
@@ -283,7 +296,7 @@ unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Pha
   unsigned parts = 0;
   const auto add = [&](ScoredTensor tensor, int size, unsigned vectors, unsigned same) {
     if (!problem.has(tensor) || width == 1) return;
-    const bool has_last_word = uint64_t(last_word(problem, tensor, size) + 1) <= uint64_t(problem.storage_end[tensor]);
+    const bool has_last_word = end_of_words(problem, tensor, size) <= uint64_t(problem.storage_end[tensor]);
     if (same && step_of(tensor) == 0)
       parts |= same;
     else if (step_of(tensor) == 1 && uint64_t(problem.data[tensor]) % uint64_t(size) == 0 && in_phase(tensor, size))

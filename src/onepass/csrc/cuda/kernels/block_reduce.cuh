@@ -25,13 +25,20 @@ __device__ inline void exchange_in_cluster(T value, ReduceStorage<ClusterSize, T
 // Over a block of any number of warps, and over the blocks of its cluster. In a cluster `parity` alternates between 0
 // and 1 from one use of `storage` to the next. No partial result is overwritten before it has been read: a warp sends
 // its part of the next reduction when it has read all of this one.
-template <int ClusterSize, class T, class Op>
+//
+// `Warps`: those of a block, or 0 where the launch says it.
+template <int ClusterSize, int Warps = 0, class T, class Op>
 __device__ inline T block_reduce(T value, Op op, ReduceStorage<ClusterSize, T>& storage, uint32_t parity = 0) {
   value = warp_reduce<32>(value, op);
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (ClusterSize == 1) {
     if (lane == 0) storage.partials[warp] = value;
     __syncthreads();
+    if constexpr (Warps > 0 && Warps <= 8) {
+      T result = storage.partials[0];
+      unroll<Warps - 1>([&](int w) { result = op(result, storage.partials[w + 1]); });
+      return result;
+    }
     return warp_reduce<32>(lane < warps ? storage.partials[lane] : Op::template identity<T>(), op);
   } else {
     exchange_in_cluster(value, storage, parity);
@@ -55,15 +62,17 @@ struct WarpStateReduce {
 };
 
 // Blocks: the maximum of the row first, then the sum.
-template <int ClusterSize, class A, class L>
+template <int ClusterSize, class A, class L, int Warps = 0>
 struct BlockStateReduce {
   ReduceStorage<ClusterSize, A> maxima;
   ReduceStorage<ClusterSize, L> sums;
 
   __device__ void init() { maxima.barrier.init(), sums.barrier.init(); }
-  __device__ A max(A thread_max, uint32_t iteration) { return block_reduce(thread_max, Max(), maxima, iteration % 2); }
+  __device__ A max(A thread_max, uint32_t iteration) {
+    return block_reduce<ClusterSize, Warps>(thread_max, Max(), maxima, iteration % 2);
+  }
   __device__ State<A> sum(A max, L thread_sum, uint32_t iteration) {
-    return {max, value_of(block_reduce(thread_sum, Sum(), sums, iteration % 2))};
+    return {max, value_of(block_reduce<ClusterSize, Warps>(thread_sum, Sum(), sums, iteration % 2))};
   }
 };
 

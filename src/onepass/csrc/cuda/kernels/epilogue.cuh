@@ -115,19 +115,24 @@ struct InputGrad {
   typedef typename C::Acc A;
   A sum;
   typename C::Score score;
+  // Whether elements that do not take part are to be told from others: a softmax gives them 0 by itself.
+  __device__ bool has_outsiders() const {
+    if constexpr (C::kIsScored) return score.has_outsiders(sum);
+    return false;
+  }
   // Of element `at` of the row.
   template <class Index = int>
-  __device__ A operator()(A y, A g, [[maybe_unused]] Index at = 0) const {
+  __device__ A operator()(A y, A g, Index index = 0) const {
+    return has_outsiders() ? at<true>(y, g, index) : at<false>(y, g, index);
+  }
+  // The same; `x`: that of the element, where it was read.
+  template <bool HasOutsiders, class Index, class... X>
+  __device__ A at(A y, A g, [[maybe_unused]] Index index, X... x) const {
     const A grad = C::Grad::template result<typename C::Out>(y, g, sum);
     if constexpr (C::kIsScored)
-      return score.backward(grad, sum, at);
+      return score.template backward<HasOutsiders>(grad, index, x...);
     else
       return score.backward(grad);
-  }
-  // The same, where x was read.
-  template <class Index>
-  __device__ A operator()(A y, A g, Index at, typename C::Out x) const {
-    return score.backward(C::Grad::template result<typename C::Out>(y, g, sum), sum, at, x);
   }
 };
 

@@ -9,6 +9,7 @@
 #include "block_reduce.cuh"
 #include "epilogue.cuh"
 #include "row_fragment.cuh"
+#include "score_map.cuh"
 
 // An operand that has one value per row.
 template <class C>
@@ -41,6 +42,7 @@ struct BackwardFragment {
   typedef typename Operand::Raw Raw;
   Operand y;
   typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;
+  typename HalfWords<Out, V>::Type x[C::has(kScoreSoftcap) ? Vecs : 1];  // with a softcap alone
 
   // Loads Vecs vectors of a row; the first begins at element `first`, and each other `step` elements further on.
   // Vectors that belong to the row in part become zeros: their elements are head or tail elements.
@@ -55,7 +57,7 @@ struct BackwardFragment {
       } else {
         Raw y_vec = {}, g_vec = {};
         if (is_full<C>(at, n) && overlaps(row, at)) {
-          if constexpr (C::has(kScoreSoftcap)) prefetch_l2(row.score.x + at);
+          if constexpr (C::has(kScoreSoftcap)) x[i] = row.score.load_x((int)at);
           y_vec = vector(row.y + at);
           if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }
@@ -85,13 +87,10 @@ struct BackwardFragment {
   // dx of vector i, which begins with element `first` of the row, takes the place of y.
   template <class Index = int>
   __device__ void apply_epilogue(int i, const Grad& grad, Index first = 0) {
-    if constexpr (C::has(kScoreSoftcap)) {
-      const Vector<Out, V> x = grad.score.load_x((int)first);
-      y.replace(i,
-                [&](int e) { return grad(y.reconverted(e), g.reconverted(e), first + (e - i * V), x.at[e - i * V]); });
-    } else {
-      y.replace(i, [&](int e) { return grad(y.reconverted(e), g.reconverted(e), first + (e - i * V)); });
-    }
+    if (grad.has_outsiders())
+      replace<true>(i, grad, first);
+    else
+      replace<false>(i, grad, first);
   }
   // Each vector is stored as soon as it is computed.
   template <class Index>
@@ -106,6 +105,16 @@ struct BackwardFragment {
   __device__ auto vec(int i) const { return y.vec(i); }
 
  private:
+  template <bool HasOutsiders, class Index>
+  __device__ void replace(int i, const Grad& grad, Index first) {
+    y.replace(i, [&](int e) {
+      const int v = e - i * V;
+      if constexpr (C::has(kScoreSoftcap))
+        return grad.template at<HasOutsiders>(y.reconverted(e), g.reconverted(e), first + v, get_element<Out>(x[i], v));
+      else
+        return grad.template at<HasOutsiders>(y.reconverted(e), g.reconverted(e), first + v);
+    });
+  }
   template <class Index>
   static __device__ bool overlaps(const BackwardRow<C>& row, Index at) {
     if constexpr (C::kIsScored)
@@ -130,7 +139,7 @@ struct RowTails {
   template <class Index>
   __device__ void load(const BackwardRow<C>& row, int thread, int before, Index n) {
     unroll<kEach>([&](int k) {
-      const Index at = position(thread + k * Threads, before, n);
+      const Index at = tail_position<V>(thread + k * Threads, before, n);
       y[k] = g[k] = 0;
       if (at >= 0) y[k] = to_acc(row.y[at]), g[k] = to_acc(row.g[C::kBroadcastGrad ? 0 : at]);
     });
@@ -143,19 +152,9 @@ struct RowTails {
   template <class Index>
   __device__ void store(const InputGrad<C>& grad, Out* row, int thread, int before, Index n) const {
     unroll<kEach>([&](int k) {
-      const Index at = position(thread + k * Threads, before, n);
+      const Index at = tail_position<V>(thread + k * Threads, before, n);
       if (at >= 0) row[at] = from_acc<Out>(grad(y[k], g[k], at));
     });
-  }
-
- private:
-  // Where head or tail element `i` is in the row, or -1.
-  template <class Index>
-  static __device__ Index position(int i, int before, Index n) {
-    const int to_aligned = (V - before) % V, head = to_aligned < n ? to_aligned : (int)n;
-    if (i < head) return i;
-    const int tail = (int)((n - head) % V), at = i - head;
-    return at < tail ? n - tail + at : -1;
   }
 };
 

@@ -34,54 +34,93 @@ __device__ inline void for_each_vec(Index first, Index step, Index n, Full full,
 // at, first, n, operand), which reads element by element, and vec(i), a vector of results.
 template <class C, class Self, int Vecs>
 struct FragmentAccess {
-  template <class Index>
+  // `WholeOnly`: vectors that are the row's in part have no elements.
+  template <bool WholeOnly = false, class Index>
   __device__ void load(const ForwardRow<C>& row, Index first, Index step, Index n) {
     // Each path has a lambda of its own: the compiler takes more instructions where they share one.
-    for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { self()->set(i, read_inside(row, at), row.operand, at); },
-        [&](int i, Index at) {
-          if (moves_as_vector<C>(at, n))
-            self()->set(i, read_inside(row, at), row.operand, at);
-          else
-            self()->set_elements(i, row.x + at, at, n, row.operand);
-        });
+    if constexpr (C::Operand::kIsPositional) {
+      load_scored<WholeOnly>(row, first, step, n, [at = row.x + first](int, Index offset) { return at + offset; });
+    } else {
+      for_each_vec<C, Vecs>(
+          first, step, n, [&](int i, Index at) { set_full(i, row.x + at, row); },
+          [&](int i, Index at) {
+            if (moves_as_vector<C>(at, n))
+              set_full(i, row.x + at, row);
+            else
+              self()->set_elements(i, row.x + at, at, n, row.operand);
+          });
+    }
   }
   // The same from shared memory, from the vector number `smem_vec` on.
   template <class Index>
   __device__ void load_smem(const ForwardRow<C>& row, int smem_vec, Index first, Index step, Index n) {
-    for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { set_full(i, SmemVecs<C>::slot(smem_vec + i), row, at); },
-        [&](int i, Index at) {
-          if (is_full<C>(at, n))
-            set_full(i, SmemVecs<C>::slot(smem_vec + i), row, at);
-          else
-            self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n, row.operand);
-        });
+    if constexpr (C::Operand::kIsPositional) {
+      load_scored<false>(row, first, step, n, [&](int i, Index) { return SmemVecs<C>::slot(smem_vec + i); });
+    } else {
+      for_each_vec<C, Vecs>(
+          first, step, n, [&](int i, Index) { set_smem(i, SmemVecs<C>::slot(smem_vec + i), row); },
+          [&](int i, Index at) {
+            if (is_full<C>(at, n))
+              set_smem(i, SmemVecs<C>::slot(smem_vec + i), row);
+            else
+              self()->set_elements(i, SmemVecs<C>::slot(smem_vec + i), at, n, row.operand);
+          });
+    }
   }
-  template <class Index>
+  template <bool WholeOnly = false, class Index>
   __device__ void store(typename C::Out* row, Index first, Index step, Index n) const {
     const Self& self = static_cast<const Self&>(*this);
-    for_each_vec<C, Vecs>(
-        first, step, n, [&](int i, Index at) { store_vector(row + at, self.vec(i)); },
-        [&](int i, Index at) { store_predicated<C>(row, at, n, self.vec(i)); });
+    if constexpr (C::Operand::kIsPositional && (WholeOnly || C::kAligned)) {
+      const auto to = row + first;
+      for_each_whole(first, step, n, [&](int i) { store_vector(to + i * step, self.vec(i)); }, [](int) {});
+    } else {
+      for_each_vec<C, Vecs>(
+          first, step, n, [&](int i, Index at) { store_vector(row + at, self.vec(i)); },
+          [&](int i, Index at) { store_predicated<C>(row, at, n, self.vec(i)); });
+    }
   }
 
  private:
   __device__ Self* self() { return static_cast<Self*>(this); }
-  // A vector of a row. One that is outside the row's window is not read.
-  template <class Index>
-  static __device__ auto read_inside(const ForwardRow<C>& row, Index at) {
-    if constexpr (!C::Operand::kIsPositional) {
-      return Self::template read<false>(row.x + at);
+  __device__ void set_full(int i, const typename C::In* from, const ForwardRow<C>& row) {
+    self()->set(i, Self::template read<false>(from), row.operand);
+  }
+  __device__ void set_smem(int i, const typename C::In* from, const ForwardRow<C>& row) {
+    self()->set(i, *reinterpret_cast<const typename Self::Raw*>(from), row.operand);
+  }
+  // All vectors, and what lies beside them, are on their way before the first of them is scored. `from(i, offset)`:
+  // where vector i lies, which begins with element `first + offset` of the row.
+  template <bool WholeOnly, class Index, class F>
+  __device__ void load_scored(const ForwardRow<C>& row, Index first, Index step, Index n, F from) {
+    typename C::Operand::Vectors vectors[Vecs];
+    const auto load = [&](int i) { row.operand.load(vectors[i], from(i, i * step), (int)first, (int)(i * step)); };
+    const auto score = [&](int i) { self()->score(i, vectors[i], row.operand, (int)(first + i * step)); };
+    if constexpr (WholeOnly || C::kAligned) {
+      for_each_whole(first, step, n, load, [](int) {});
+      for_each_whole(first, step, n, score, [&](int i) { self()->hide(i); });
     } else {
-      typename Self::Raw raw = {};
-      if (row.operand.overlaps(at)) raw = Self::template read<false>(row.x + at);
-      return raw;
+      const auto index = [&](auto f) { return [=](int i, Index) { f(i); }; };
+      for_each_vec<C, Vecs>(first, step, n, index(load), [&](int i, Index at) {
+        if (moves_as_vector<C>(at, n)) load(i);
+      });
+      for_each_vec<C, Vecs>(first, step, n, index(score), [&](int i, Index at) {
+        moves_as_vector<C>(at, n)
+            ? score(i)
+            : self()->score_elements(i, from(i, i * step), row.operand, (int)first, (int)(i * step));
+      });
     }
   }
-  template <class Index>
-  __device__ void set_full(int i, const typename C::In* from, const ForwardRow<C>& row, Index at) {
-    self()->set(i, *reinterpret_cast<const typename Self::Raw*>(from), row.operand, at);
+  // Calls whole(i) for each vector whose elements are all the row's, and none(i) for the others. Where rows fill their
+  // threads, those are last vectors.
+  template <class Index, class F, class G>
+  static __device__ void for_each_whole(Index first, Index step, Index n, F whole, G none) {
+    const auto test = [&](int i) { is_full<C>(first + i * step, n) ? whole(i) : none(i); };
+    if (Vecs > 1 && is_full<C>(first, n) && is_full<C>(first + (Vecs - 2) * step, n)) {
+      unroll<Vecs - 1>(whole);
+      test(Vecs - 1);
+    } else {
+      unroll<Vecs>(test);
+    }
   }
 };
 
@@ -100,7 +139,7 @@ struct Half2Vecs {
   static __device__ Raw read(const In* at) {
     return load_vector<uint32_t, kWords, EvictFirst>(at);
   }
-  __device__ void set(int i, Raw raw, const Operand& operand, int64_t = 0) {
+  __device__ void set(int i, Raw raw, const Operand& operand) {
     unroll<kWords>([&](int w) { at[i * kWords + w] = operand.score.apply_half2(raw.at[w]); });
   }
   template <class Index>
@@ -110,7 +149,7 @@ struct Half2Vecs {
     };
     Raw raw;
     unroll<kWords>([&](int w) { raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16; });
-    set(i, raw, operand, first);
+    set(i, raw, operand);
   }
   // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
   // the first pass, in twice the registers.
@@ -147,25 +186,26 @@ struct AccVecs {
   static __device__ Raw read(const In* at) {
     return load_vector<In, V, EvictFirst>(at);
   }
-  // `first` is the element of the row that the vector begins with; `Full`: all its elements are the row's.
-  template <bool Full = true, class Index = int>
-  __device__ void set(int i, Raw raw, const Operand& operand, [[maybe_unused]] Index first = 0) {
-    if constexpr (Operand::kIsPositional)
-      operand.template score<Full>(raw, (int)first, at + i * V);
-    else
-      unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
+  __device__ void set(int i, Raw raw, const Operand& operand) {
+    unroll<V>([&](int v) { at[i * V + v] = operand(raw.at[v]); });
   }
   template <class Index>
   __device__ void set_elements(int i, const In* from, Index first, Index n, const Operand& operand) {
-    if constexpr (C::kAligned && Operand::kIsPositional) {  // no element is the row's
-      unroll<V>([&](int v) { at[i * V + v] = -infinity(); });
-      return;
-    }
-    Raw raw;
     unroll<V>([&](int v) {
-      raw.at[v] = !C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>();
+      at[i * V + v] = operand(!C::kAligned && is_inside(first + v, n) ? from[v] : Operand::template neutral<In>());
     });
-    set<false>(i, raw, operand, first);
+  }
+  // The scores of a vector that begins with element `first` of the row.
+  template <class Vectors>
+  __device__ void score(int i, const Vectors& vectors, const Operand& operand, int first) {
+    operand.template score<true>(vectors, first, at + i * V);
+  }
+  // The same of one of which not all elements may be the row's, and of one of which none is.
+  __device__ void score_elements(int i, const In* from, const Operand& operand, int first, int offset) {
+    operand.score_elements(from, first, offset, at + i * V);
+  }
+  __device__ void hide(int i) {
+    unroll<V>([&](int v) { at[i * V + v] = -infinity(); });
   }
   __device__ void opaque_registers() {}
   __device__ A operator[](int i) const { return at[i]; }
@@ -260,6 +300,31 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
 
+// exp(x - m) of the elements of a row, m being its maximum. Where exponentials of half results are kept it is exp2(x
+// log2(e) - m log2(e)), one fused multiply-add before the exponential: what the second product is off by is a factor of
+// all elements and of their sum. The sink is summed without it, so that a larger maximum is subtracted first.
+template <class C, bool KeepExp>
+struct ShiftedExp {
+  typedef typename C::Out Out;
+  typedef typename C::Acc A;
+  static constexpr bool kFused = KeepExp && sizeof(Out) == 2;
+  A base;
+
+  __device__ ShiftedExp(A m)
+      : base(kFused    ? (subtracts(m) ? 0 : -m * kLog2e)
+             : KeepExp ? finite_or_zero(m)
+                       : finite_for_sum(m)) {}
+  // Whether m, where it is finite, is to be subtracted from the elements before.
+  static __device__ bool subtracts(A m) { return kFused && !(abs_(m) < 1024); }
+  static __device__ A subtract(A x, A m) { return x - finite_or_zero(m); }
+  __device__ A operator()(A x) const {
+    if constexpr (kFused)
+      return exp2_(fmaf(x, kLog2e, base));
+    else
+      return KeepExp ? exp_<Out>(x - base) : exp_for_sum<Out>(x - base);
+  }
+};
+
 // Elements in the accumulator's type. With KeepExp their exponentials take their place, so that exp is called once per
 // element.
 template <class C, int Vecs, bool KeepExp>
@@ -290,13 +355,17 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
     unroll<Vecs * V>([&](int i) { m = max_(at[i], m); });
     return m;
   }
-  __device__ void subtract_max(A) {}
+  // Prepares the elements for the maximum of the row.
+  __device__ void subtract_max(A m) {
+    typedef ShiftedExp<C, KeepExp> Shifted;
+    if (Shifted::subtracts(m)) unroll<Vecs * V>([&](int i) { at[i] = Shifted::subtract(at[i], m); });
+  }
   // The sum of exp(x - m), where m is the maximum of the row.
   __device__ typename C::Sum sum_exp(A m) {
-    const A base = KeepExp ? finite_or_zero(m) : finite_for_sum(m);
+    const ShiftedExp<C, KeepExp> shifted(m);
     return accurate_sum<typename C::Sum, Vecs * V>([&](int i) {
-      if (!KeepExp) return exp_for_sum<Out>(at[i] - base);
-      return at[i] = exp_<Out>(at[i] - base);
+      if (!KeepExp) return shifted(at[i]);
+      return at[i] = shifted(at[i]);
     });
   }
   // The same for any m that is not below these elements. They stay as they are. It is a part of the sum of many
@@ -305,10 +374,10 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
     const A base = finite_for_sum(m);
     return pairwise_sum<Vecs * V, 0>([&](int i) { return exp_for_sum<Out>(at[i] - base); });
   }
-  template <class Index>
+  template <bool WholeOnly = false, class Index>
   __device__ void apply_epilogue_and_store(State<A> state, Out* row, Index first, Index step, Index n) {
     apply_epilogue(state);
-    this->store(row, first, step, n);
+    this->template store<WholeOnly>(row, first, step, n);
   }
   // The results take the place of the elements.
   __device__ void apply_epilogue(State<A> state) {
@@ -328,6 +397,57 @@ using RowFragment =
     typename Conditional<is_same<typename C::In, typename C::Out> && sizeof(typename C::In) == 2 && (C::kVecSize > 1) &&
                              !C::Operand::kIsPositional,
                          FragmentHalf2<C, Vecs>, Fragment<C, Vecs, KeepExp && C::Epilogue::kTakesExp>>::type;
+
+// The head and tail elements of a scored row (tail_position), of which each of `Threads` threads takes some. So no
+// vector has to be split for them.
+template <class C, int Threads, bool KeepExp>
+struct ScoredTails {
+  typedef typename C::Acc A;
+  typedef typename C::Out Out;
+  static constexpr int V = C::kVecSize, kEach = (2 * (V - 1) + Threads - 1) / Threads;
+  typename C::Operand::Element loaded[kEach];
+  int position[kEach];
+  A at[kEach];
+
+  __device__ void load(const ForwardRow<C>& row, int thread, int before, int n) {
+    unroll<kEach>([&](int k) {
+      position[k] = tail_position<V>(thread + k * Threads, before, n);
+      loaded[k].x = row.operand.template neutral<typename C::In>();
+      if (position[k] >= 0) loaded[k] = row.operand.load_one(row.x[position[k]], position[k]);
+    });
+  }
+  __device__ void score(const ForwardRow<C>& row) {
+    unroll<kEach>([&](int k) { at[k] = row.operand.score_one(loaded[k], position[k]); });
+  }
+  __device__ A max() const {
+    A m = at[0];
+    unroll<kEach>([&](int k) { m = max_(m, at[k]); });
+    return m;
+  }
+  __device__ A sum_exp(A m) {
+    const ShiftedExp<C, KeepExp> shifted(m);
+    A sum = 0;
+    unroll<kEach>([&](int k) {
+      if (shifted.subtracts(m)) at[k] = shifted.subtract(at[k], m);
+      const A e = shifted(at[k]);
+      if (KeepExp) at[k] = e;
+      sum += e;
+    });
+    return sum;
+  }
+  __device__ void store(State<A> state, Out* row) const {
+    const typename C::Epilogue epilogue(state);
+    unroll<kEach>([&](int k) {
+      if (position[k] < 0) return;
+      if constexpr (KeepExp)
+        row[position[k]] = from_acc<Out>(epilogue.from_exp(at[k]));
+      else
+        row[position[k]] = from_acc<Out>(epilogue(at[k]));
+    });
+  }
+};
+// Where there are none.
+struct NoTails {};
 
 // The state of the elements that a thread has had.
 template <class C, class Sum>

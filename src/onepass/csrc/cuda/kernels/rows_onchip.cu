@@ -32,9 +32,11 @@ struct Forward {
   static constexpr int kElementRegisters = C::kVecs * C::kVecSize * sizeof(A) / (4 * kPerRegister);
   static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow;
   static constexpr bool kOneExchange = C::kClusterSize > 1 && kPerRegister == 2;
-  typedef typename Conditional<(C::kThreadsPerRow > 0), WarpStateReduce<C::kThreadsPerRow, A, L>,
-                               typename Conditional<kOneExchange, ClusterStateReduce<C::kClusterSize>,
-                                                    BlockStateReduce<C::kClusterSize, A, L>>::type>::type Reduce;
+  typedef typename Conditional<
+      (C::kThreadsPerRow > 0), WarpStateReduce<C::kThreadsPerRow, A, L>,
+      typename Conditional<kOneExchange, ClusterStateReduce<C::kClusterSize>,
+                           BlockStateReduce<C::kClusterSize, A, L, C::kIsScored ? C::kBlockThreads / 32 : 0>>::type>::
+      type Reduce;
   // Vectors in shared memory are read as chunks of 2. Exponentials are written back where they fit the place of an
   // element.
   static constexpr int kChunkVecs = 2;
@@ -42,7 +44,11 @@ struct Forward {
   // Scores take the place of the elements that they are made of, where they fit.
   static constexpr bool kKeepsScores = C::kIsScored && sizeof(In) == sizeof(A);
 
+  static constexpr bool kHasTails = C::kIsScored && !C::kAligned && !C::kScalar && C::kVecSize > 1 && !C::kUsesSmemVecs;
+  typedef ScoredTails<C, (C::kThreadsPerRow > 0 ? C::kThreadsPerRow : 32), C::Epilogue::kTakesExp> Tails;
+
   RowFragment<C, C::kVecs, true> fragment;
+  typename Conditional<kHasTails, Tails, NoTails>::type tails;
   const ForwardRow<C> row;
   const int smem_vecs, first_in_smem, step, n;
   const bool is_first_thread;
@@ -56,7 +62,7 @@ struct Forward {
         step(part.step),
         n(part.n),
         is_first_thread(part.thread == 0),
-        first(part.first) {
+        first(part.first + (kHasTails && part.before ? C::kVecSize : 0)) {
     const RowSource<In, int> source = {row.x, n, index > 0 && index + 1 < rows.count && rows.x_stride >= C::kVecSize};
     for_each_chunk([&](int c) {
       for_each_vec<C, kChunkVecs>(
@@ -65,10 +71,12 @@ struct Forward {
       AsyncCopy::commit();
     });
     if constexpr (C::kUsesSmemVecs) first += smem_vecs * step;
-    fragment.load(row, first, step, n);
+    if constexpr (kHasTails) tails.load(row, part.thread, part.before, n);
+    fragment.template load<kHasTails>(row, first, step, n);
   }
   __device__ State<A> reduce(Reduce& reduce, uint32_t iteration) {
     A thread_max = fragment.max();
+    if constexpr (kHasTails) tails.score(row), thread_max = max_(thread_max, tails.max());
     for_each_chunk([&](int c) {
       AsyncCopy::wait_all_but((smem_vecs - c) / kChunkVecs - 1);
       Chunk chunk;
@@ -81,6 +89,7 @@ struct Forward {
     fragment.opaque_registers();
     fragment.subtract_max(max);
     L thread_sum = fragment.sum_exp(max);
+    if constexpr (kHasTails) thread_sum = add(thread_sum, tails.sum_exp(max));
     for_each_chunk([&](int c) {
       Chunk chunk;
       if constexpr (kKeepsScores)
@@ -98,7 +107,10 @@ struct Forward {
       return reduce.sum(max, thread_sum, iteration);
   }
   __device__ void store(State<A> state, Out* to) {
-    fragment.apply_epilogue_and_store(state, to, first, step, n);
+    if constexpr (kHasTails)
+      fragment.template apply_epilogue_and_store<true>(state, to, first, step, n), tails.store(state, to);
+    else
+      fragment.apply_epilogue_and_store(state, to, first, step, n);
     for_each_chunk([&](int c) {
       Chunk chunk;
       if constexpr (Chunk::kKeepsExp || kKeepsScores)
@@ -183,11 +195,13 @@ constexpr int kMaxThreads = C::kIsScored && C::kBlockThreads < kAnyThreads ? C::
 constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : kMaxThreads;
 // The blocks that should fit a multiprocessor, from the registers of a thread's elements. Without this bound the
 // compiler takes up to half as many registers more to overlap vectors, and the missing threads cost 2 to 15%. Narrow
-// vectors take more registers.
+// vectors take more registers, and so do vectors of a bias or a mask.
 constexpr bool kHas16Bytes = C::kVecSize * sizeof(C::In) == 16 || C::kVecSize * sizeof(C::Out) == 16;
-constexpr int kFit = kWarp && kHas16Bytes ? 65536 / (kThreads * (28 + Op::kElementRegisters * 15 / 8))
-                     : C::kIsScored       ? 65536 / (kThreads * (48 + Op::kElementRegisters))
-                                          : 1;
+constexpr bool kHasFewScores = C::kIsScored && !C::kIsBackward && !C::has(kScoreBias) && !C::has(kScoreMask);
+constexpr int kFit = kWarp && kHas16Bytes && kHasFewScores ? 65536 / (kThreads * (40 + Op::kElementRegisters))
+                     : kWarp && kHas16Bytes                ? 65536 / (kThreads * (28 + Op::kElementRegisters * 15 / 8))
+                     : C::kIsScored                        ? 65536 / (kThreads * (48 + Op::kElementRegisters))
+                                                           : 1;
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
 template <class Op>
@@ -203,10 +217,12 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
   const int thread =
       kWarp ? threadIdx.x % C::kThreadsPerRow : (C::kClusterSize == 1 ? 0 : cluster_rank() * blockDim.x) + threadIdx.x;
 
-  for (int64_t group = blockIdx.x / C::kClusterSize; group * C::kRowsPerBlock < rows.count;
+  typedef Conditional<C::kIsScored, unsigned, int64_t>::type Index;
+  const Index count = rows.count;
+  for (Index group = blockIdx.x / C::kClusterSize; group * C::kRowsPerBlock < count;
        group += gridDim.x / C::kClusterSize) {
-    const int64_t index = group * C::kRowsPerBlock + (kWarp ? threadIdx.x / C::kThreadsPerRow : 0);
-    const bool exists = index < rows.count;  // threads without a row take part in the reductions, with no elements
+    const Index index = group * C::kRowsPerBlock + (kWarp ? threadIdx.x / C::kThreadsPerRow : 0);
+    const bool exists = index < count;  // threads without a row take part in the reductions, with no elements
     const auto row = rows.row(index, exists);
     const int n = (int)row.n, before = C::kScalar || C::kAligned ? 0 : misalignment<C>(row.aligned());
     int first = thread * C::kVecSize - before;
@@ -218,14 +234,15 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
     const auto state = op.reduce(reduce, iteration);
     ++iteration;
     op.fragment.opaque_registers();
-    if (!exists) continue;
-    if constexpr (Op::kOnePerRow) {
+    if (!exists) {
+    } else if constexpr (Op::kOnePerRow) {
       if (thread == 0) Op::C::Epilogue::store(state, rows.result(index, row), rows.count);
     } else {
       // Opaque: the compiler would keep the positions of the loads in registers for the stores.
       if (!kWarp) asm volatile("" : "+r"(op.first));
       op.store(state, rows.result(index, row));
     }
+    if (C::kIsScored) break;  // there is a block for each group, and nothing is computed ahead of a loop
   }
 }
 

@@ -32,14 +32,17 @@ struct Forward {
 
   __device__ Forward(const Rows& rows, int64_t index, const In* const* row, int lane, int length) {
     const typename C::Operand operand = rows.row(length ? index : 0, length).operand;
-    unroll<C::kVecs>([&](int i) {
+    const auto element = [&](int i) {
       const int j = i * kLanes + lane;
-      const In raw = j < length ? row[0][j] : C::Operand::template neutral<In>();
-      if constexpr (C::kIsScored)
-        operand.template score<false>(Vector<In, 1>{{raw}}, j, elements + i);
-      else
-        elements[i] = operand(raw);
-    });
+      return j < length ? row[0][j] : C::Operand::template neutral<In>();
+    };
+    if constexpr (C::kIsScored) {
+      typename C::Operand::Element loaded[C::kVecs];
+      unroll<C::kVecs>([&](int i) { loaded[i] = operand.load_one(element(i), i * kLanes + lane); });
+      unroll<C::kVecs>([&](int i) { elements[i] = operand.score_one(loaded[i], i * kLanes + lane); });
+    } else {
+      unroll<C::kVecs>([&](int i) { elements[i] = operand(element(i)); });
+    }
     A m = -infinity();
     unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
     if constexpr (C::kIsScored) m = operand.max_with_sink(m, lane == 0);

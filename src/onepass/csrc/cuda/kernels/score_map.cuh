@@ -46,7 +46,7 @@ constexpr int kMapDims = 5;  // outer dims that do not merge, and reduced ones
 
 struct ScoreMap {
   void* data[kMapTensors];
-  long long strides[kMapTensors][kMapDims];  // along the outer dims, the slowest first
+  long long strides[kMapTensors][kMapDims];  // along the outer dims, the fastest first
   long long distances[kMapDims];             // the same of k - (q + offset)
   long long steps[kMapTensors];              // from one element of a row to the next
   int sizes[kMapDims];
@@ -57,7 +57,6 @@ struct ScoreMap {
   int reduced_sizes[kMapDims], reduced_dims;
   FastDivisor reduced_divisors[kMapDims];
   long long pitches[kMapGrad + 1];  // from row to row of the input, the result and the gradient, where these are even
-  const unsigned *bias_last, *mask_last;  // the aligned words with their last bytes
   long long count, n;
   int distance;                                              // of the first element of all
   int least, most;                                           // distances inside the window

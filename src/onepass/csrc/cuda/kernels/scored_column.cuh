@@ -20,14 +20,14 @@ struct ColumnPlaces {
 
   __device__ ColumnPlaces(const ScoreMap& map, const Tile& tile)
       : map(map), tile(tile), first(map, C::kStrided ? column() : tile.slice * tile.tiles.inner) {
-    if constexpr (!C::kStrided) first.move(map, map.dims - 1, column());
+    if constexpr (!C::kStrided) first.move(map, 0, column());
     row = tile.line + sharing_rank<C>() * tile.tiles.threads_y;
     turn = sharing_blocks<C>() * tile.tiles.threads_y;
     is_whole = C::kShifted ? tile.in_tile == (1u << V) - 1 : C::kAligned || C::kStrided || tile.rest >= V;
   }
   __device__ bool has_column(int v) const { return C::kShifted ? tile.in_tile >> v & 1 : is_whole || v < tile.rest; }
   // From one column of a vector to the next.
-  __device__ int64_t column_step(MapTensor t) const { return C::kStrided ? 0 : map.strides[t][map.dims - 1]; }
+  __device__ int64_t column_step(MapTensor t) const { return C::kStrided ? 0 : map.strides[t][0]; }
   // Where the first element of vector q is.
   template <class T>
   __device__ const T* pointer(MapTensor t, int q) const {
@@ -46,7 +46,7 @@ struct ColumnPlaces {
       sum += (row + q * turn) * map.distance_step;
     return sum;
   }
-  __device__ int distance_step() const { return C::kStrided ? 0 : (int)map.distances[map.dims - 1]; }
+  __device__ int distance_step() const { return C::kStrided ? 0 : (int)map.distances[0]; }
   // Whether an element, or any of a vector whose first element has this distance, is inside the window.
   __device__ bool is_inside(int distance) const {
     return !C::has(kScoreWindow) || (distance >= map.least && distance <= map.most);
@@ -76,16 +76,14 @@ struct ColumnPlaces {
   }
   // Loads the vectors q, q + 1, ... of a tensor, but those that are outside the window.
   template <BesideAccess Access, class T, int Vecs>
-  __device__ void load_vectors(BesideVector<C, T> (&to)[Vecs], MapTensor t, int q,
-                               const uint32_t* last = nullptr) const {
+  __device__ void load_vectors(BesideVector<C, T> (&to)[Vecs], MapTensor t, int q) const {
     const auto load_all = [&](bool is_whole) {
       const T* at = pointer<T>(t, q);
       unroll<Vecs>([&](int i) {
         to[i] = {};
         if (q + i < tile.count && (!C::has(kScoreWindow) || overlaps(distance(q + i))))
-          to[i].template load<Access>(
-              C::kStrided ? pointer<T>(t, q + i) : at, column_step(t), is_whole, [&](int v) { return has_column(v); },
-              last);
+          to[i].template load<Access>(C::kStrided ? pointer<T>(t, q + i) : at, column_step(t), is_whole,
+                                      [&](int v) { return has_column(v); });
         if (!C::kStrided) at += (int64_t)turn * map.steps[t];
       });
     };
@@ -180,9 +178,9 @@ struct ScoringLoad : ColumnPlaces<C> {
       to[i] = {};
       if (q + i < tile.count && (!C::has(kScoreWindow) || this->overlaps(this->distance(q + i)))) {
         if (C::kAligned || C::kStrided || tile.is_full(q + i))
-          to[i].template load<BesideAccess::vectors>(at, 1, true, [](int) { return true; }, nullptr);
+          to[i].template load<BesideAccess::vectors>(at, 1, true, [](int) { return true; });
         else
-          to[i].template load<BesideAccess::vectors>(at, 1, false, [&](int v) { return this->has_column(v); }, nullptr);
+          to[i].template load<BesideAccess::vectors>(at, 1, false, [&](int v) { return this->has_column(v); });
       }
       at += (int64_t)this->turn * map.steps[kMapInput];
     });
@@ -193,10 +191,8 @@ struct ScoringLoad : ColumnPlaces<C> {
     constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
     BesideVector<C, Bias> biases[kCount];
     BesideVector<C, unsigned char> masks[kCount];
-    if constexpr (C::has(kScoreBias))
-      this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First, map.bias_last);
-    if constexpr (C::has(kScoreMask))
-      this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First, map.mask_last);
+    if constexpr (C::has(kScoreBias)) this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First);
+    if constexpr (C::has(kScoreMask)) this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First);
     unroll<kCount>([&](int i) {
       const int vec = q + First + i, distance = this->distance(vec), step = this->distance_step();
       unroll<V>([&](int v) {
@@ -261,7 +257,7 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
       this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q);
     if constexpr (kAsksMasks)
       this->template load_vectors<mask_access<C>>(reinterpret_cast<BesideVector<C, unsigned char>(&)[Vecs]>(masks),
-                                                  kMapMask, q, map.mask_last);
+                                                  kMapMask, q);
   }
   // The gradient of element v of vector q, the i'th of those. What does not take part has none, which a softmax gives
   // by itself: its result is 0 there, unless the sum of the column is not finite.

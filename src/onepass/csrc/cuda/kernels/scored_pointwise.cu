@@ -21,17 +21,15 @@ struct LinePlace {
   __device__ LinePlace(const ScoreMap& map, int64_t line) : map(map), at(map, line), window(map, at.distance, map.n) {}
   // Loads the vectors that begin at these elements of the line, but those that are outside of the window.
   template <BesideAccess Access, class T, int Count>
-  __device__ void load(BesideVector<C, T> (&to)[Count], MapTensor t, const int (&first)[kVecs],
-                       const unsigned* last = nullptr) const {
+  __device__ void load(BesideVector<C, T> (&to)[Count], MapTensor t, const int (&first)[kVecs]) const {
     const int n = (int)map.n;
     const int64_t step = Access == BesideAccess::vectors ? 1 : map.steps[t];
     const T* const line = at.template pointer<const T>(map, t);
     unroll<Count>([&](int i) {
       to[i] = {};
       if (!overlaps_row<C>(first[i], n) || !window.overlaps(first[i])) return;
-      to[i].template load<Access>(
-          line + first[i] * step, step, C::kScalar || is_full<C>(first[i], n),
-          [&](int v) { return is_inside(first[i] + v, n); }, last);
+      to[i].template load<Access>(line + first[i] * step, step, C::kScalar || is_full<C>(first[i], n),
+                                  [&](int v) { return is_inside(first[i] + v, n); });
     });
   }
 };
@@ -72,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(C::kBlockThreads)
     BesideVector<C, C::Bias> biases[C::has(kScoreBias) ? kVecs : 1];
     BesideVector<C, unsigned char> masks[C::has(kScoreMask) ? kVecs : 1];
     place.load<C::kScalar ? BesideAccess::elements : BesideAccess::vectors>(elements, kMapInput, first);
-    if constexpr (C::has(kScoreBias)) place.load<bias_access<C>>(biases, kMapBias, first, map.bias_last);
-    if constexpr (C::has(kScoreMask)) place.load<mask_access<C>>(masks, kMapMask, first, map.mask_last);
+    if constexpr (C::has(kScoreBias)) place.load<bias_access<C>>(biases, kMapBias, first);
+    if constexpr (C::has(kScoreMask)) place.load<mask_access<C>>(masks, kMapMask, first);
     const OfRows<C::has(kScoreScale)> scales(place, kMapScale, first);
     const OfRows<C::has(kScoreAlibi)> slopes(place, kMapAlibi, first);
     const OfRows<true> gradients(place, kMapGrad, first), results(place, kMapLse, first);

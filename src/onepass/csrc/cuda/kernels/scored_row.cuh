@@ -28,9 +28,6 @@ __device__ inline double tanh_for(double v) {
   return tanh(v);
 }
 
-__device__ inline float abs_(float v) { return fabsf(v); }
-__device__ inline double abs_(double v) { return fabs(v); }
-
 // The score of an element of x that takes part. What the kernel has no part for is not looked at.
 template <class C, class T, class A>
 __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, A slope, A distance) {
@@ -59,8 +56,12 @@ struct RowOffsets {
 
   __device__ RowOffsets(const ScoreMap& map, int64_t index) : distance(map.distance) {
     unsigned rest = (unsigned)index;
-#pragma unroll 1
-    for (int d = map.dims - 1; d >= 0; --d) {
+#pragma unroll
+    for (int d = 0; d < kMapDims; ++d) {  // unrolled: the numbers of a dim are at fixed addresses
+      if (d + 1 >= map.dims || d + 1 == kMapDims) {
+        move(map, d, rest);
+        break;
+      }
       const unsigned next = divide(rest, map.divisors[d]);
       move(map, d, rest - next * (unsigned)map.sizes[d]);
       rest = next;
@@ -135,28 +136,29 @@ constexpr BesideAccess mask_access = beside_access<C>(kScoreMaskVectors, kScoreM
 template <class C, class T>
 struct BesideVector {
   static constexpr int V = C::kVecSize, kBytes = V * sizeof(T);
-  typedef typename Conditional<kBytes % 4 == 0, uint32_t, T>::type Word;
+  typedef typename Conditional<sizeof(T) < 4 && kBytes % 4 == 0, uint32_t, T>::type Word;
   static constexpr int kWords = kBytes / sizeof(Word), kPerWord = V / kWords;
-  Vector<Word, kWords> words;
+  // The words that hold the vector, which begins with bit `first_bit` of the first one.
+  Word words[kWords + 1];
+  unsigned first_bit;
 
   // The vector that begins `at`, whose elements are `step` apart. Of one that is not whole, those that exist are read.
-  // `last`: the aligned word with the tensor's last byte.
   template <BesideAccess Access, class F>
-  __device__ void load(const T* at, int64_t step, bool is_whole, F exists, const uint32_t* last) {
+  __device__ void load(const T* at, int64_t step, bool is_whole, F exists) {
+    first_bit = 0;
     if constexpr (Access == BesideAccess::vectors) {
       if (is_whole) {
-        words = *reinterpret_cast<const Vector<Word, kWords>*>(at);
+        const auto vector = *reinterpret_cast<const Vector<Word, kWords>*>(at);
+        unroll<kWords>([&](int w) { words[w] = vector.at[w]; });
         return;
       }
-    } else if constexpr (Access == BesideAccess::words && kBytes % 4 == 0 && sizeof(T) < 4) {
-      // The last of the words may hold none of the vector, and is then not to be beyond the tensor.
+    } else if constexpr (Access == BesideAccess::words && is_same<Word, uint32_t>) {
       if (is_whole) {
-        const uint32_t* const from = reinterpret_cast<const uint32_t*>((uint64_t)at & ~(uint64_t)3);
-        uint32_t loaded[kWords + 1];
-        unroll<kWords>([&](int w) { loaded[w] = from[w]; });
-        loaded[kWords] = *(from + kWords < last ? from + kWords : last);
-        const unsigned bits = ((unsigned)(uint64_t)at & 3) * 8;
-        unroll<kWords>([&](int w) { words.at[w] = __funnelshift_r(loaded[w], loaded[w + 1], bits); });
+        const int first_byte = (unsigned)(uint64_t)at & 3;
+        const uint32_t* const from = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(at) - first_byte);
+        first_bit = first_byte * 8;
+        unroll<kWords>([&](int w) { words[w] = from[w]; });
+        words[kWords] = from[first_bit ? kWords : 0];  // with nothing of the vector in it, it may be beyond the tensor
         return;
       }
     }
@@ -168,31 +170,37 @@ struct BesideVector {
       else if (is_whole || exists(v))
         elements[v] = at[Access == BesideAccess::elements ? v * step : v];
     });
-    memcpy(&words, elements, sizeof(words));
+    memcpy(words, elements, sizeof(elements));
   }
   __device__ T operator[](int v) const {
-    T elements[V];
-    memcpy(elements, &words, sizeof(words));
-    return elements[v];
+    if constexpr (kPerWord == 1) {
+      return words[v];
+    } else if constexpr (sizeof(T) == 2) {
+      return get_half<T>(word(v / 2), v % 2);
+    } else {
+      return T(word(v / kPerWord) >> v % kPerWord * 8);
+    }
   }
   // Whether a byte is not 0.
   __device__ bool is_set(int v) const {
-    if constexpr (kPerWord == 1) return words.at[v] != 0;
-    return words.at[v / kPerWord] & 0xffu << v % kPerWord * 8;
+    if constexpr (kPerWord == 1) return words[v] != 0;
+    return word(v / kPerWord) & 0xffu << v % kPerWord * 8;
   }
+
+ private:
+  __device__ uint32_t word(int w) const { return __funnelshift_r(words[w], words[w + 1], first_bit); }
 };
 
 // x of a forward function, scored.
 template <class C>
 struct PositionalOperand {
   typedef typename C::Acc A;
+  typedef typename C::In In;
   typedef typename C::Out Out;
   typedef typename C::Bias Bias;
   static constexpr bool kIsPositional = true;
-  static constexpr bool kIsRounded = !is_lossless<typename C::In, Out>;
+  static constexpr bool kIsRounded = !is_lossless<In, Out>;
   static constexpr int V = C::kVecSize;
-  template <class T>
-  using Beside = BesideVector<C, T>;
   const ScoreMap& map;
   ScoreWindow<C> window;
   A factor, slope, sink;
@@ -223,29 +231,62 @@ struct PositionalOperand {
     return C::has(kScoreWindow) ? window.overlaps((int)at) : true;
   }
 
-  // The scores of the vector at element `first` of the row; -inf where an element does not take part. `Full`: all of
-  // its elements are the row's. The elements beside those that are not the row's are not read.
-  template <bool Full, class T>
-  __device__ void score(Vector<T, V> raw, int first, A* scores) const {
-    Beside<Bias> biases = {};
-    Beside<unsigned char> masks = {};
-    const auto exists = [&](int v) { return window.has(first + v); };
-    if (overlaps(first)) {
-      const auto from = [&](const auto* row, MapTensor t) { return row + (int64_t)first * map.steps[t]; };
-      if constexpr (C::has(kScoreBias))
-        biases.template load<bias_access<C>>(from(bias, kMapBias), map.steps[kMapBias], Full, exists, map.bias_last);
-      if constexpr (C::has(kScoreMask))
-        masks.template load<mask_access<C>>(from(mask, kMapMask), map.steps[kMapMask], Full, exists, map.mask_last);
+  // A vector of x, and what lies beside it, as they are in memory. Of what is outside the window nothing is read.
+  struct Vectors {
+    typename HalfWords<In, V>::Type x;
+    BesideVector<C, Bias> bias;
+    BesideVector<C, unsigned char> mask;
+  };
+  // Loads the vector of x at `from`, which is element `first + offset` of the row. All its elements are the row's.
+  __device__ void load(Vectors& to, const In* from, int first, int offset) const {
+    if constexpr (C::has(kScoreWindow)) {
+      to = {};
+      if (!overlaps(first + offset)) return;
     }
+    to.x = *reinterpret_cast<const decltype(to.x)*>(from);
+    load_beside<true>(to, first, offset);
+  }
+  // Its scores, -inf where an element does not take part.
+  template <bool Full>
+  __device__ void score(const Vectors& vectors, int first, A* scores) const {
     unroll<V>([&](int v) {
-      const A s = score_element<C>(map, raw.at[v], factor, C::has(kScoreBias) ? A(to_acc(biases[v])) : A(0), slope,
-                                   A(distance + first * map.distance_step) + A(v * map.distance_step));
-      scores[v] = !C::has(kScoreMask) || masks.is_set(v) ? s : A(-infinity());
+      A s = score_element<C>(map, get_element<In>(vectors.x, v), factor,
+                             C::has(kScoreBias) ? A(to_acc(vectors.bias[v])) : A(0), slope,
+                             A(distance + first * map.distance_step) + A(v * map.distance_step));
+      if (C::has(kScoreMask) && !vectors.mask.is_set(v)) s = -infinity();
+      scores[v] = s;
     });
-    if (Full && !C::has(kScoreWindow)) return;
-    if (!window.covers(first)) {
-      unroll<V>([&](int v) { scores[v] = window.has(first + v) ? scores[v] : A(-infinity()); });
-    }
+    if (Full && (!C::has(kScoreWindow) || window.covers(first))) return;
+    unroll<V>([&](int v) { scores[v] = window.has(first + v) ? scores[v] : A(-infinity()); });
+  }
+  // The same of a vector of which not all elements may be the row's: no other one is read.
+  __device__ void score_elements(const In* from, int first, int offset, A* scores) const {
+    const int begin = first + offset;
+    Vectors vectors = {};
+    In elements[V];
+    unroll<V>([&](int v) { elements[v] = window.has(begin + v) ? from[v] : neutral<In>(); });
+    memcpy(&vectors.x, elements, sizeof(elements));
+    if (overlaps(begin)) load_beside<false>(vectors, first, offset);
+    score<false>(vectors, begin, scores);
+  }
+  // An element of x, and what lies beside it.
+  struct Element {
+    In x;
+    Bias bias;
+    unsigned char mask;
+  };
+  // Loads what lies beside element `at`, which may be outside of the row.
+  __device__ Element load_one(In x, int at) const {
+    Element one = {x};
+    if (!window.has(at)) return one;
+    if constexpr (C::has(kScoreBias)) one.bias = bias[(int64_t)at * map.steps[kMapBias]];
+    if constexpr (C::has(kScoreMask)) one.mask = mask[(int64_t)at * map.steps[kMapMask]];
+    return one;
+  }
+  __device__ A score_one(const Element& one, int at) const {
+    const A s = score_element<C>(map, one.x, factor, C::has(kScoreBias) ? A(to_acc(one.bias)) : A(0), slope,
+                                 A(distance + at * map.distance_step));
+    return window.has(at) && (!C::has(kScoreMask) || one.mask) ? s : A(-infinity());
   }
 
   // The part of the row's first thread in the maximum and in the sum: the sink.
@@ -263,6 +304,26 @@ struct PositionalOperand {
       if (!C::Epilogue::kOnePerRow && map.empty_is_zero && state.m == -infinity() && state.l == 0) return {0, 1};
     }
     return state;
+  }
+
+ private:
+  // `Whole`: all elements of the vector are the row's.
+  template <bool Whole>
+  __device__ void load_beside(Vectors& to, int first, int offset) const {
+    const auto exists = [&](int v) { return window.has(first + offset + v); };
+    // Elements lie one after another where they are loaded by more than one.
+    const auto from = [&](const auto* row, MapTensor t, BesideAccess access) {
+      if (V > 1 && (access == BesideAccess::vectors || access == BesideAccess::words)) return row + first + offset;
+      return row + (int64_t)(first + offset) * map.steps[t];
+    };
+    if constexpr (C::has(kScoreBias)) {
+      constexpr BesideAccess access = bias_access<C>;
+      to.bias.template load<access>(from(bias, kMapBias, access), map.steps[kMapBias], Whole, exists);
+    }
+    if constexpr (C::has(kScoreMask)) {
+      constexpr BesideAccess access = mask_access<C>;
+      to.mask.template load<access>(from(mask, kMapMask, access), map.steps[kMapMask], Whole, exists);
+    }
   }
 };
 
@@ -316,28 +377,37 @@ struct PositionalGrad {
     return C::has(kScoreWindow) && !C::Grad::kSumsGrad ? window.overlaps((int)at) : true;
   }
   // With a softcap, the vector of x at element `first` of the row, whose elements are all the row's.
-  __device__ Vector<Out, V> load_x(int first) const {
+  __device__ auto load_x(int first) const {
+    typename HalfWords<Out, V>::Type loaded;
     if constexpr (C::has(kScoreXVectors)) {
-      return *reinterpret_cast<const Vector<Out, V>*>(x + first);
+      loaded = *reinterpret_cast<const decltype(loaded)*>(x + first);
     } else {
-      Vector<Out, V> raw;
-      unroll<V>([&](int v) { raw.at[v] = x[first + v]; });
-      return raw;
+      Out elements[V];
+      unroll<V>([&](int v) { elements[v] = x[first + v]; });
+      memcpy(&loaded, elements, sizeof(elements));
     }
+    return loaded;
   }
-  // The gradient of element `at`, which is `own`. What does not take part has none, which a softmax gives by itself:
-  // its result is 0 there, unless the sum of the row is not finite.
-  __device__ A backward(A grad, A sum, int at, Out own) const {
-    if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) {
-      if ((C::Grad::kSumsGrad || !(abs_(sum) < infinity())) && !takes_part(at)) return 0;
+  // Of softmax, what does not take part has the result 0, and so no gradient, unless the sum of the row is not finite.
+  __device__ bool has_outsiders(A sum) const {
+    if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) return C::Grad::kSumsGrad || !(abs_(sum) < infinity());
+    return false;
+  }
+  // The gradient of element `at`, which is `own`.
+  template <bool HasOutsiders>
+  __device__ A backward(A grad, int at, Out own) const {
+    if constexpr (HasOutsiders) {
+      if (!takes_part(at)) return 0;
     }
     return score_gradient<C>(map, grad, own, factor);
   }
-  __device__ A backward(A grad, A sum, int at) const {
-    if constexpr (C::has(kScoreSoftcap))
-      return backward(grad, sum, at, window.has(at) ? x[at] : Out());
-    else
-      return backward(grad, sum, at, Out());
+  template <bool HasOutsiders>
+  __device__ A backward(A grad, int at) const {
+    Out own = {};
+    if constexpr (C::has(kScoreSoftcap)) {
+      if (window.has(at)) own = x[at];
+    }
+    return backward<HasOutsiders>(grad, at, own);
   }
 
  private:

@@ -60,6 +60,8 @@ __device__ inline double finite_for_sum(double m) {
   return m == infinity() ? 1.7976931348623157e308 : finite_or_zero(m);
 }
 
+__device__ inline float abs_(float v) { return fabsf(v); }
+__device__ inline double abs_(double v) { return fabs(v); }
 __device__ inline bool is_finite(float v) { return fabsf(v) < infinity(); }
 
 // The maximum of two numbers. It ignores a NaN, which l carries.

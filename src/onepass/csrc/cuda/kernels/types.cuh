@@ -138,6 +138,14 @@ __device__ inline T get_element(const Vector<uint32_t, Count>& vector, int i) {
   return get_half<T>(vector.at[i / 2], i % 2);
 }
 
+// A vector as it is loaded: half types two elements per register.
+template <class T, int Count>
+struct HalfWords {
+  typedef
+      typename Conditional<sizeof(T) == 2 && Count % 2 == 0, Vector<uint32_t, (Count + 1) / 2>, Vector<T, Count>>::type
+          Type;
+};
+
 // Converts one element of a half2 by another instruction than to_acc. With the same one ptxas would keep the converted
 // elements of the first pass for the second, in twice the registers.
 template <class T>

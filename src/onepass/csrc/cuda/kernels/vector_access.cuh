@@ -50,6 +50,16 @@ __device__ inline bool moves_as_vector(Index first, Index n) {
   return !C::kScalar && is_full<C>(first, n);
 }
 
+// Where head or tail element `i` of a row is, or -1. They are those before the first and after the last whole vector of
+// V elements; `before`: the misalignment of the row.
+template <int V, class Index>
+__device__ inline Index tail_position(int i, int before, Index n) {
+  const int to_aligned = (V - before) % V, head = to_aligned < n ? to_aligned : (int)n;
+  if (i < head) return i;
+  const int tail = (int)((n - head) % V), at = i - head;
+  return at < tail ? n - tail + at : -1;
+}
+
 // Stores a vector, which may be of half2, or those of its elements that belong to a row of n.
 template <class C, class Index, class Any>
 __device__ inline void store_predicated(typename C::Out* row, Index first, Index n, Any vector) {
