@@ -33,23 +33,26 @@ struct ColumnConfig : ForwardOperands<Config> {
   static constexpr bool kProvisionalMax = kHalfOut && Config::kUsesSmemVecs && !Config::kIsScored &&
                                           !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
   static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
+  // Whether half results keep exponentials where scores are floats in registers.
+  static constexpr bool kKeepsScoreExp = kHalfOut && Config::kIsScored && sizeof(In) == 4 && !Config::kTwoPass &&
+                                         !Config::kUsesSmemVecs && Config::Epilogue::kTakesExp;
   // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
   // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
   // as fast or 2% slower, for half results in clusters 7 to 13% slower, because of its shared memory (H200,
   // 2026-11-23).
   static constexpr bool kThreadMaxima =
       ((Config::kGrid || Config::kInSmem) && kPipelined) ||
-      (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax);
+      (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax && !kKeepsScoreExp);
   // Whether exponentials take the places of their elements. Exponentials of doubles do not where blocks share columns:
   // they would be rounded by the difference of the maxima.
   static constexpr bool kKeepsExp =
-      !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp && sizeof(In) == sizeof(Out) &&
-      sizeof(Acc) == sizeof(In) &&
+      !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&
+      (sizeof(In) == sizeof(Out) || kKeepsScoreExp) && sizeof(Acc) == sizeof(In) &&
       (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid && !Config::has(kScoreRow)));
   // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
   static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
   // Whether exponentials of half results stay in registers as floats, beside the elements.
-  static constexpr bool kKeepsFloatExp = Config::kStaged && kHalfOut && Config::Epilogue::kTakesExp &&
+  static constexpr bool kKeepsFloatExp = Config::kStaged && kHalfOut && !kKeepsExp && Config::Epilogue::kTakesExp &&
                                          sizeof(Acc) == 4 && Config::kVecs * Config::kVecSize <= 16;
   static constexpr int kSlack = 2;  // an element may be so much above the maximum that it is relative to
 };
@@ -127,7 +130,7 @@ struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
     if constexpr (sizeof(A) == 8)
       return e / factor;
     else
-      return fmaf(e, factor, e * factor_lo);
+      return C::kHalfOut ? e * factor : fmaf(e, factor, e * factor_lo);
   }
 
  private:

@@ -56,6 +56,7 @@ struct BackwardFragment {
         if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n, {});
       } else {
         Raw y_vec = {}, g_vec = {};
+        if constexpr (C::has(kScoreSoftcap)) x[i] = {};
         if (is_full<C>(at, n) && overlaps(row, at)) {
           if constexpr (C::has(kScoreSoftcap)) x[i] = row.score.load_x((int)at);
           y_vec = vector(row.y + at);

@@ -199,8 +199,9 @@ struct ScoringLoad : ColumnPlaces<C> {
         const A bias = C::has(kScoreBias) ? A(to_acc(biases[i][v])) : A(0);
         const A s = score_element<C>(map, raw[First + i][v], factors[v], bias, slopes[C::has(kScoreAlibi) ? v : 0],
                                      A(distance + v * step));
+        // A mask that was not loaded is 0.
         const bool takes_part =
-            vec < tile.count && this->is_inside(distance + v * step) && (!C::has(kScoreMask) || masks[i].is_set(v));
+            (C::has(kScoreMask) ? masks[i].is_set(v) : vec < tile.count) & this->is_inside(distance + v * step);
         to.set(First + i, v, takes_part ? s : A(-infinity()));
       });
     });

@@ -144,10 +144,14 @@ __device__ inline Sum accurate_sum(F f) {
   }
 }
 
+__device__ inline float approximate_reciprocal(float l) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(l));
+  return r;
+}
 // 1 / l for l from 1 to the number of elements; a NaN stays NaN. A division would also branch for subnormal numbers to
 // a function whose call costs registers.
 __device__ inline float reciprocal(float l) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(l));
+  const float r = approximate_reciprocal(l);
   return fmaf(r, fmaf(-l, r, 1), r);
 }
