@@ -34,13 +34,14 @@ struct GradTensors {
 // What ColumnScoreGrad is for scores that follow from their elements alone.
 template <class C>
 struct PlainColumnGrad {
+  static constexpr bool kMayHaveOutsiders = false;
   typename C::Score score;
   template <class Tile>
   __device__ PlainColumnGrad(const GradTensors<C>& tensors, const Tile&) : score(tensors.score) {}
   template <int>
   __device__ void begin(int) const {}
-  template <class A>
-  __device__ A backward(A grad, A, int, int, int) const {
+  template <bool, class A>
+  __device__ A backward(A grad, int, int, int) const {
     return score.backward(grad);
   }
 };
@@ -61,7 +62,10 @@ struct ReducedGrad {
       fragment_registers<C, typename C::First> * C::kOperands + (sizeof(A) == 8 ? 2 : 1) * V + score_registers<C>;
   const Tensors& tensors;
   const Tile& tile;
-  typename Conditional<C::kIsScored, ColumnScoreGrad<C>, PlainColumnGrad<C>>::type score;
+  typedef typename Conditional<C::kIsScored, ColumnScoreGrad<C>, PlainColumnGrad<C>>::type Score;
+  static constexpr bool kMayHaveOutsiders = Score::kMayHaveOutsiders;
+  static constexpr bool kInRegisters = !C::kTwoPass && !C::kInSmem && !C::kUsesSmemVecs;  // all vectors at once
+  Score score;
   A broadcast_g, sums[V], epilogues[V];
 
   __device__ ReducedGrad(const Tensors& tensors, const Tile& tile)
@@ -77,12 +81,13 @@ struct ReducedGrad {
   }
   template <class Load, class Reduce, class G>
   __device__ void reduce(Load& load, Reduce&, bool, G wait_for_clear) {
-    if constexpr (C::kTwoPass || C::kInSmem || C::kUsesSmemVecs) {
+    if constexpr (!kInRegisters) {
       L l[V];
       unroll<V>([&](int v) { l[v] = L{}; });
       load.for_each_stage([&](auto& vectors, auto release) { absorb(vectors, l), release(); }, wait_for_clear);
       unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
     } else {
+      score.template begin<C::kVecs>(0);
       load.for_each_stage(
           [&](auto& vectors, auto) { unroll<V>([&](int v) { sums[v] = partial_sum<C::kVecs>(vectors, v); }); },
           wait_for_clear);
@@ -96,12 +101,19 @@ struct ReducedGrad {
         epilogues[v] = broadcast_g * (C::Grad::kSumsGrad ? A(tile.tiles.n) : epilogues[v]);
     });
   }
+  // Whether elements that do not take part are to be told from others (see ColumnScoreGrad).
+  __device__ bool has_outsiders() const {
+    bool any = C::Grad::kSumsGrad;
+    unroll<V>([&](int v) { any |= !(abs_(epilogues[v]) < infinity()); });
+    return any;
+  }
   // The gradient of element v of vector i, which is the thread's vector q. They come in their order.
-  template <int Vecs>
+  template <bool HasOutsiders = false, int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v, int q = 0) {
     const A y = element_value<true>({}, vectors.first, i, v), g = grad_value<true>(vectors, i, v);
-    if (i == 0 && v == 0) score.template begin<Vecs>(q);
-    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), epilogues[v], q, i, v);
+    if (!kInRegisters && i == 0 && v == 0) score.template begin<Vecs>(q);
+    return score.template backward<HasOutsiders>(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), q, i,
+                                                 v);
   }
 
  private:
@@ -132,6 +144,7 @@ struct ReducedGrad {
 template <class Config>
 struct PointwiseGrad {
   typedef GradConfig<Config> C;
+  static constexpr bool kMayHaveOutsiders = false;
   typedef typename C::Acc A;
   typedef GradTensors<C> Tensors;
   typedef ColumnTile<C> Tile;

@@ -171,6 +171,7 @@ struct ColumnSoftmax {
   typedef ColumnEpilogue<C> Epilogue;
   static constexpr int V = C::kVecSize;
   static constexpr bool kWritesOfColumn = C::kReadsOnce || C::has(kScoreRow);  // make_epilogue writes
+  static constexpr bool kMayHaveOutsiders = false;                             // of gradients
   static constexpr int kRegisters =
       fragment_registers<C, In> + 2 * V * sizeof(A) / 4 + (C::kKeepsFloatExp ? C::kVecs * V : 0) + score_registers<C>;
   typedef typename Conditional<C::kIsScored, ScoredColumnTensors<C>, ColumnTensors<C>>::type Tensors;

@@ -50,9 +50,21 @@ __device__ inline void compute(const typename Op::Tensors& tensors, const Tiles&
         }
         op.finish();
       }
-      if constexpr (!C::kReadsOnce)
-        load.store(tensors.result(),
-                   [&](const auto& vectors, int i, int v, auto... q) { return op.result(vectors, i, v, q...); });
+      if constexpr (!C::kReadsOnce) {
+        const auto result = [&](const auto& vectors, int i, int v, auto... q) {
+          return op.result(vectors, i, v, q...);
+        };
+        if constexpr (Op::kMayHaveOutsiders) {
+          if (op.has_outsiders())
+            load.store(tensors.result(), [&](const auto& vectors, int i, int v, auto... q) {
+              return op.template result<true>(vectors, i, v, q...);
+            });
+          else
+            load.store(tensors.result(), result);
+        } else {
+          load.store(tensors.result(), result);
+        }
+      }
     }
   }
 }

@@ -244,6 +244,7 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
   typedef typename C::Out Out;
   using Base::map, Base::tile, Base::V;
   static constexpr int kMostVecs = C::kVecs > kStageVecs ? C::kVecs : kStageVecs;
+  static constexpr bool kMayHaveOutsiders = C::has(kScoreWindow) || C::has(kScoreMask);
   static constexpr bool kAsksMasks = C::has(kScoreMask) && C::Grad::kSumsGrad;  // of each element
   const ColumnFactors<C, A> factors;
   BesideVector<C, Out> xs[C::has(kScoreSoftcap) ? kMostVecs : 1];  // of the vectors that were begun
@@ -262,9 +263,10 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
   }
   // The gradient of element v of vector q, the i'th of those. What does not take part has none, which a softmax gives
   // by itself: its result is 0 there, unless the sum of the column is not finite.
-  __device__ A backward(A grad, A sum, int q, int i, int v) const {
-    if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) {
-      if ((C::Grad::kSumsGrad || !(abs_(sum) < infinity())) && !takes_part(q, i, v)) return 0;
+  template <bool HasOutsiders>
+  __device__ A backward(A grad, int q, int i, int v) const {
+    if constexpr (HasOutsiders) {
+      if (!takes_part(q, i, v)) return 0;
     }
     return score_gradient<C>(map, grad, xs[C::has(kScoreSoftcap) ? i : 0][v], factors[v]);
   }
