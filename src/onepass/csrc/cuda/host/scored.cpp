@@ -100,7 +100,7 @@ std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int width, 
   int threads = 0;
   int64_t least = INT64_MAX / 8;
   for (int some = 1; some <= kMostThreads; some *= 2) {
-    const int64_t each = ceil_div(vecs, some), most = some < 8 ? 2 : some < 32 ? 3 : kMostVecs;
+    const int64_t each = ceil_div(vecs, some), most = some < 4 ? 2 : some < 32 ? 3 : kMostVecs;
     if (each <= most && each * some * 8 < least * 7) threads = some, least = each * some;
     if (some >= vecs) break;
   }
@@ -190,8 +190,8 @@ CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   const CudaPlan plan = plan_like(problem.in, kept);
   const bool of_one_size = !backward && size_of(problem.in) == size_of(problem.out) && size_of(problem.in) <= 4;
   if (!of_one_size || batch_invariant()) return plan;
-  constexpr int64_t kLeastVecs = 16, kLeastVecsBeside = 8;  // of rows in vectors that begin anywhere
-  if (is_tiled && !aligned && n < width * (problem.has(kBias) || problem.has(kMask) ? kLeastVecsBeside : kLeastVecs)) {
+  constexpr int64_t kLeastVecs = 8;  // of rows in vectors that begin anywhere
+  if (is_tiled && !aligned && n < width * kLeastVecs) {
     const CudaPlan of_its_types = plan_like(problem.in, problem.out);
     if (of_its_types.tier == Tier::staged) return of_its_types;
     if (of_its_types.tier == Tier::warp && of_its_types.access == VecAccess::aligned) return of_its_types;

@@ -40,8 +40,8 @@ struct PlainColumnGrad {
   __device__ PlainColumnGrad(const GradTensors<C>& tensors, const Tile&) : score(tensors.score) {}
   template <int>
   __device__ void begin(int) const {}
-  template <bool, class A>
-  __device__ A backward(A grad, int, int, int) const {
+  template <class A>
+  __device__ A backward(A grad, int, int) const {
     return score.backward(grad);
   }
 };
@@ -63,7 +63,8 @@ struct ReducedGrad {
   const Tensors& tensors;
   const Tile& tile;
   typedef typename Conditional<C::kIsScored, ColumnScoreGrad<C>, PlainColumnGrad<C>>::type Score;
-  static constexpr bool kMayHaveOutsiders = Score::kMayHaveOutsiders;
+  // Whether results are made by one of two functions. Elements that move one by one are few in a thread, and each asks.
+  static constexpr bool kMayHaveOutsiders = Score::kMayHaveOutsiders && V > 1 && !C::Grad::kSumsGrad;
   static constexpr bool kInRegisters = !C::kTwoPass && !C::kInSmem && !C::kUsesSmemVecs;  // all vectors at once
   Score score;
   A broadcast_g, sums[V], epilogues[V];
@@ -103,20 +104,23 @@ struct ReducedGrad {
   }
   // Whether elements that do not take part are to be told from others (see ColumnScoreGrad).
   __device__ bool has_outsiders() const {
-    bool any = C::Grad::kSumsGrad;
-    unroll<V>([&](int v) { any |= !(abs_(epilogues[v]) < infinity()); });
+    bool any = false;
+    unroll<V>([&](int v) { any |= has_outsiders(v); });
     return any;
   }
   // The gradient of element v of vector i, which is the thread's vector q. They come in their order.
-  template <bool HasOutsiders = false, int Vecs>
+  template <bool HasOutsiders = !kMayHaveOutsiders && Score::kMayHaveOutsiders, int Vecs>
   __device__ A result(const OperandFragments<C, Vecs>& vectors, int i, int v, int q = 0) {
     const A y = element_value<true>({}, vectors.first, i, v), g = grad_value<true>(vectors, i, v);
     if (!kInRegisters && i == 0 && v == 0) score.template begin<Vecs>(q);
-    return score.template backward<HasOutsiders>(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), q, i,
-                                                 v);
+    if constexpr (HasOutsiders) {
+      if (has_outsiders(v) && !score.takes_part(q, i, v)) return 0;
+    }
+    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), i, v);
   }
 
  private:
+  __device__ bool has_outsiders(int v) const { return C::Grad::kSumsGrad || !(abs_(epilogues[v]) < infinity()); }
   template <bool Again, int Vecs>
   __device__ A grad_value(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
     if constexpr (C::kVectorGrad)

@@ -33,9 +33,10 @@ struct ColumnConfig : ForwardOperands<Config> {
   static constexpr bool kProvisionalMax = kHalfOut && Config::kUsesSmemVecs && !Config::kIsScored &&
                                           !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
   static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
-  // Whether half results keep exponentials where scores are floats in registers.
+  // Whether half results keep exponentials where scores are floats in registers. (With a sink they would be rescaled.)
   static constexpr bool kKeepsScoreExp = kHalfOut && Config::kIsScored && sizeof(In) == 4 && !Config::kTwoPass &&
-                                         !Config::kUsesSmemVecs && Config::Epilogue::kTakesExp;
+                                         !Config::kUsesSmemVecs && !Config::has(kScoreRow) &&
+                                         Config::Epilogue::kTakesExp;
   // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
   // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
   // as fast or 2% slower, for half results in clusters 7 to 13% slower, because of its shared memory (H200,

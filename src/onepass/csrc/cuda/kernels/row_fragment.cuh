@@ -412,8 +412,8 @@ struct ScoredTails {
   __device__ void load(const ForwardRow<C>& row, int thread, int before, int n) {
     unroll<kEach>([&](int k) {
       position[k] = tail_position<V>(thread + k * Threads, before, n);
-      loaded[k].x = row.operand.template neutral<typename C::In>();
-      if (position[k] >= 0) loaded[k] = row.operand.load_one(row.x[position[k]], position[k]);
+      loaded[k] = row.operand.load_beside_one(position[k]);
+      if (position[k] >= 0) loaded[k].x = row.x[position[k]];
     });
   }
   __device__ void score(const ForwardRow<C>& row) {

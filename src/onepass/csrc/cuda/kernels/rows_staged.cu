@@ -12,6 +12,16 @@
 #include "row_backward.cuh"
 #include "row_fragment.cuh"
 
+// The type of what lies beside an element of a scored row.
+template <class Operand, bool IsScored>
+struct Elements {
+  typedef typename Operand::Element Type;
+};
+template <class Operand>
+struct Elements<Operand, false> {
+  typedef char Type;
+};
+
 // What a thread has of a row in the forward.
 template <class Config>
 struct Forward {
@@ -30,19 +40,26 @@ struct Forward {
   static __device__ const In* tensor(const Rows& rows, int) { return rows.operand(0); }
   static __device__ int64_t stride(const Rows& rows, int) { return rows.stride(0); }
 
-  __device__ Forward(const Rows& rows, int64_t index, const In* const* row, int lane, int length) {
-    const typename C::Operand operand = rows.row(length ? index : 0, length).operand;
-    const auto element = [&](int i) {
-      const int j = i * kLanes + lane;
-      return j < length ? row[0][j] : C::Operand::template neutral<In>();
-    };
-    if constexpr (C::kIsScored) {
-      typename C::Operand::Element loaded[C::kVecs];
-      unroll<C::kVecs>([&](int i) { loaded[i] = operand.load_one(element(i), i * kLanes + lane); });
-      unroll<C::kVecs>([&](int i) { elements[i] = operand.score_one(loaded[i], i * kLanes + lane); });
-    } else {
-      unroll<C::kVecs>([&](int i) { elements[i] = operand(element(i)); });
+  // What is read beside the rows, while those are on their way.
+  struct Beside {
+    typename C::Operand operand;
+    typename Elements<typename C::Operand, C::kIsScored>::Type elements[C::kVecs];
+    __device__ Beside(const Rows& rows, int64_t index, int lane, int length)
+        : operand(rows.row(length ? index : 0, length).operand) {
+      if constexpr (C::kIsScored)
+        unroll<C::kVecs>([&](int i) { elements[i] = operand.load_beside_one(i * kLanes + lane); });
     }
+  };
+  __device__ Forward(Beside& beside, const In* const* row, int lane, int length) {
+    auto& operand = beside.operand;
+    unroll<C::kVecs>([&](int i) {
+      const int j = i * kLanes + lane;
+      const In raw = j < length ? row[0][j] : C::Operand::template neutral<In>();
+      if constexpr (C::kIsScored)
+        beside.elements[i].x = raw, elements[i] = operand.score_one(beside.elements[i], j);
+      else
+        elements[i] = operand(raw);
+    });
     A m = -infinity();
     unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
     if constexpr (C::kIsScored) m = operand.max_with_sink(m, lane == 0);
@@ -80,14 +97,21 @@ struct Backward {
   static constexpr bool kOnePerRow = false;
   const int lane;
   A y[C::kVecs], g[C::kVecs];
-  const typename C::Score score;
   A sum;
 
   static __device__ const In* tensor(const Rows& rows, int o) { return rows.operand(o); }
   static __device__ int64_t stride(const Rows& rows, int o) { return rows.stride(o); }
 
-  __device__ Backward(const Rows& rows, int64_t index, const In* const* row, int lane, int length)
-      : lane(lane), score(rows.row(length ? index : 0, length).score) {
+  struct Beside {
+    typename C::Score score;
+    Out x[C::has(kScoreSoftcap) ? C::kVecs : 1];
+    __device__ Beside(const Rows& rows, int64_t index, int lane, int length)
+        : score(rows.row(length ? index : 0, length).score) {
+      if constexpr (C::has(kScoreSoftcap)) unroll<C::kVecs>([&](int i) { x[i] = score.load_x_one(i * kLanes + lane); });
+    }
+  };
+  const Beside beside;
+  __device__ Backward(const Beside& beside, const In* const* row, int lane, int length) : lane(lane), beside(beside) {
     unroll<C::kVecs>([&](int i) {
       const int j = i * kLanes + lane;
       y[i] = g[i] = 0;
@@ -98,8 +122,20 @@ struct Backward {
   }
   template <class F>
   __device__ void for_each_result(F f) const {
-    const InputGrad<C> grad = {sum, score};
-    unroll<C::kVecs>([&](int i) { f(i, grad(y[i], g[i], i * kLanes + lane)); });
+    const InputGrad<C> grad = {sum, beside.score};
+    grad.has_outsiders() ? for_each_result<true>(grad, f) : for_each_result<false>(grad, f);
+  }
+
+ private:
+  template <bool HasOutsiders, class F>
+  __device__ void for_each_result(const InputGrad<C>& grad, F f) const {
+    unroll<C::kVecs>([&](int i) {
+      const int j = i * kLanes + lane;
+      if constexpr (C::has(kScoreSoftcap))
+        f(i, grad.template at<HasOutsiders>(y[i], g[i], j, beside.x[i]));
+      else
+        f(i, grad.template at<HasOutsiders>(y[i], g[i], j));
+    });
   }
 };
 
@@ -107,11 +143,13 @@ typedef KernelOp<Forward, Backward> Op;
 typedef Op::C C;
 constexpr int kLanes = C::kThreadsPerRow, kThreads = kLanes * C::kRowsPerBlock;
 #if __CUDA_ARCH__ >= 900
-constexpr int kOtherRegisters = 32;  // beside those of the elements
+constexpr int kOtherRegisters = C::kIsScored ? 48 : 32;  // beside those of the elements
 #else
-constexpr int kOtherRegisters = 40;
+constexpr int kOtherRegisters = C::kIsScored ? 56 : 40;
 #endif
-constexpr int kFit = 65536 / (kThreads * (kOtherRegisters + Op::kOperands * C::kVecs * 9 / 8));
+constexpr int kBesideEach = C::kIsBackward ? C::has(kScoreSoftcap) : C::has(kScoreBias) + C::has(kScoreMask);
+constexpr int kFit =
+    65536 / (kThreads * (kOtherRegisters + (Op::kOperands * C::kVecs * 9 / 8) + kBesideEach * C::kVecs));
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 constexpr int kVecBytes = 16;
 
@@ -192,15 +230,18 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
       tiles[o] = reinterpret_cast<const In*>(smem + from.skip);
     });
     AsyncCopy::commit();
+    const int of_block = threadIdx.x / kLanes;
+    typename Op::Beside beside(rows, begin + of_block, lane, of_block < here ? n : 0);
     AsyncCopy::wait<0>();
     const Span<Result> to(rows.results(), begin, here, n, Op::kOnePerRow ? n : rows.result_stride());
     Result* const results = reinterpret_cast<Result*>(dynamic_smem + result_at + to.skip);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
-      const int row = first + threadIdx.x / kLanes;
+      const int row = first + of_block, next = row + C::kRowsPerBlock;
       const In* at[Op::kOperands];
       unroll<Op::kOperands>([&](int o) { at[o] = tiles[o] + row * (int)Op::stride(rows, o); });
-      const Op op(rows, begin + row, at, lane, row < here ? n : 0);
+      const Op op(beside, at, lane, row < here ? n : 0);
+      if (first + C::kRowsPerBlock < here) beside = typename Op::Beside(rows, begin + next, lane, next < here ? n : 0);
       if (row >= here) continue;
       if constexpr (Op::kOnePerRow) {
         if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row, rows.row(begin + row)), rows.count);

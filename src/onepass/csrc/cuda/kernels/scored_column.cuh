@@ -261,17 +261,12 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
       this->template load_vectors<mask_access<C>>(reinterpret_cast<BesideVector<C, unsigned char>(&)[Vecs]>(masks),
                                                   kMapMask, q);
   }
-  // The gradient of element v of vector q, the i'th of those. What does not take part has none, which a softmax gives
-  // by itself: its result is 0 there, unless the sum of the column is not finite.
-  template <bool HasOutsiders>
-  __device__ A backward(A grad, int q, int i, int v) const {
-    if constexpr (HasOutsiders) {
-      if (!takes_part(q, i, v)) return 0;
-    }
+  // The gradient of element v of the i'th of those vectors, from that of its score.
+  __device__ A backward(A grad, int i, int v) const {
     return score_gradient<C>(map, grad, xs[C::has(kScoreSoftcap) ? i : 0][v], factors[v]);
   }
-
- private:
+  // Whether that element, of vector q, takes part. If not it has no gradient, which a softmax gives by itself: its
+  // result is 0 there, unless the sum of the column is not finite.
   __device__ bool takes_part(int q, int i, int v) const {
     if (q >= tile.count || !this->has_column(v)) return false;
     if (!this->is_inside(this->distance(q) + v * this->distance_step())) return false;

@@ -218,7 +218,7 @@ struct PositionalOperand {
   static constexpr bool kIsPositional = true;
   static constexpr bool kIsRounded = !is_lossless<In, Out>;
   static constexpr int V = C::kVecSize;
-  const ScoreMap& map;
+  const ScoreMap* map;
   ScoreWindow<C> window;
   A factor, slope, sink;
   const Bias* bias;
@@ -228,7 +228,7 @@ struct PositionalOperand {
   int distance;
 
   __device__ PositionalOperand(const ScoreMap& map, const RowOffsets<C, true>& at, int64_t n)
-      : map(map), window(map, at.distance, n), factor(factor_of(map, A())), distance(at.distance) {
+      : map(&map), window(map, at.distance, n), factor(factor_of(map, A())), distance(at.distance) {
     result = at.template pointer<Out>(map, kMapResult);
     if constexpr (C::has(kScoreScale)) factor *= *at.template pointer<const A>(map, kMapScale);
     if constexpr (C::has(kScoreBias)) bias = at.template pointer<const Bias>(map, kMapBias);
@@ -267,9 +267,9 @@ struct PositionalOperand {
   template <bool Full>
   __device__ void score(const Vectors& vectors, int first, A* scores) const {
     unroll<V>([&](int v) {
-      A s = score_element<C>(map, get_element<In>(vectors.x, v), factor,
+      A s = score_element<C>(*map, get_element<In>(vectors.x, v), factor,
                              C::has(kScoreBias) ? A(to_acc(vectors.bias[v])) : A(0), slope,
-                             A(distance + first * map.distance_step) + A(v * map.distance_step));
+                             A(distance + first * map->distance_step) + A(v * map->distance_step));
       if (C::has(kScoreMask) && !vectors.mask.is_set(v)) s = -infinity();
       scores[v] = s;
     });
@@ -293,16 +293,16 @@ struct PositionalOperand {
     unsigned char mask;
   };
   // Loads what lies beside element `at`, which may be outside of the row.
-  __device__ Element load_one(In x, int at) const {
-    Element one = {x};
+  __device__ Element load_beside_one(int at) const {
+    Element one = {neutral<In>()};
     if (!window.has(at)) return one;
-    if constexpr (C::has(kScoreBias)) one.bias = bias[(int64_t)at * map.steps[kMapBias]];
-    if constexpr (C::has(kScoreMask)) one.mask = mask[(int64_t)at * map.steps[kMapMask]];
+    if constexpr (C::has(kScoreBias)) one.bias = bias[(int64_t)at * map->steps[kMapBias]];
+    if constexpr (C::has(kScoreMask)) one.mask = mask[(int64_t)at * map->steps[kMapMask]];
     return one;
   }
   __device__ A score_one(const Element& one, int at) const {
-    const A s = score_element<C>(map, one.x, factor, C::has(kScoreBias) ? A(to_acc(one.bias)) : A(0), slope,
-                                 A(distance + at * map.distance_step));
+    const A s = score_element<C>(*map, one.x, factor, C::has(kScoreBias) ? A(to_acc(one.bias)) : A(0), slope,
+                                 A(distance + at * map->distance_step));
     return window.has(at) && (!C::has(kScoreMask) || one.mask) ? s : A(-infinity());
   }
 
@@ -318,7 +318,7 @@ struct PositionalOperand {
   __device__ State<A> finish(State<A> state, bool is_first) const {
     if constexpr (C::has(kScoreRow)) {
       if (is_first && lse) *lse = finite_or_zero(state.m) + log_(state.l);
-      if (!C::Epilogue::kOnePerRow && map.empty_is_zero && state.m == -infinity() && state.l == 0) return {0, 1};
+      if (!C::Epilogue::kOnePerRow && map->empty_is_zero && state.m == -infinity() && state.l == 0) return {0, 1};
     }
     return state;
   }
@@ -331,15 +331,15 @@ struct PositionalOperand {
     // Elements lie one after another where they are loaded by more than one.
     const auto from = [&](const auto* row, MapTensor t, BesideAccess access) {
       if (V > 1 && (access == BesideAccess::vectors || access == BesideAccess::words)) return row + first + offset;
-      return row + (int64_t)(first + offset) * map.steps[t];
+      return row + (int64_t)(first + offset) * map->steps[t];
     };
     if constexpr (C::has(kScoreBias)) {
       constexpr BesideAccess access = bias_access<C>;
-      to.bias.template load<access>(from(bias, kMapBias, access), map.steps[kMapBias], Whole, exists);
+      to.bias.template load<access>(from(bias, kMapBias, access), map->steps[kMapBias], Whole, exists);
     }
     if constexpr (C::has(kScoreMask)) {
       constexpr BesideAccess access = mask_access<C>;
-      to.mask.template load<access>(from(mask, kMapMask, access), map.steps[kMapMask], Whole, exists);
+      to.mask.template load<access>(from(mask, kMapMask, access), map->steps[kMapMask], Whole, exists);
     }
   }
 };
@@ -374,7 +374,7 @@ struct PositionalGrad {
   typedef typename C::Acc A;
   typedef typename C::Out Out;
   static constexpr int V = C::kVecSize;
-  const ScoreMap& map;
+  const ScoreMap* map;
   ScoreWindow<C> window;
   A factor;
   const unsigned char* mask;
@@ -382,7 +382,7 @@ struct PositionalGrad {
   const Out* x;
 
   __device__ PositionalGrad(const ScoreMap& map, const RowOffsets<C, true>& at, int64_t n)
-      : map(map), window(map, at.distance, n), factor(factor_of(map, A())) {
+      : map(&map), window(map, at.distance, n), factor(factor_of(map, A())) {
     result = at.template pointer<Out>(map, kMapResult);
     if constexpr (C::has(kScoreSoftcap)) x = at.template pointer<const Out>(map, kMapX);
     if constexpr (C::has(kScoreScale)) factor *= *at.template pointer<const A>(map, kMapScale);
@@ -405,6 +405,7 @@ struct PositionalGrad {
     }
     return loaded;
   }
+  __device__ Out load_x_one(int at) const { return window.has(at) ? x[at] : Out(); }
   // Of softmax, what does not take part has the result 0, and so no gradient, unless the sum of the row is not finite.
   __device__ bool has_outsiders(A sum) const {
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) return C::Grad::kSumsGrad || !(abs_(sum) < infinity());
@@ -416,21 +417,18 @@ struct PositionalGrad {
     if constexpr (HasOutsiders) {
       if (!takes_part(at)) return 0;
     }
-    return score_gradient<C>(map, grad, own, factor);
+    return score_gradient<C>(*map, grad, own, factor);
   }
   template <bool HasOutsiders>
   __device__ A backward(A grad, int at) const {
-    Out own = {};
-    if constexpr (C::has(kScoreSoftcap)) {
-      if (window.has(at)) own = x[at];
-    }
-    return backward<HasOutsiders>(grad, at, own);
+    if constexpr (C::has(kScoreSoftcap)) return backward<HasOutsiders>(grad, at, load_x_one(at));
+    return backward<HasOutsiders>(grad, at, Out());
   }
 
  private:
   __device__ bool takes_part(int at) const {
     if (!window.has(at)) return false;
-    if constexpr (C::has(kScoreMask)) return mask[at * map.steps[kMapMask]];
+    if constexpr (C::has(kScoreMask)) return mask[at * map->steps[kMapMask]];
     return true;
   }
 };
