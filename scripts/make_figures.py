@@ -51,7 +51,7 @@ FILES = {
     "columns": "columns-h200-2026-11-28.json",
     "columns-backward": "columns-h200-2026-11-24.json",
     "losses": "losses-h200-2026-11-27.json",
-    "scores": "scores-h100-2026-11-26.json",
+    "scores": "scores-h200-2026-11-29.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
     "gallery-powers": "powers-gallery-h200-2026-11-28.json",

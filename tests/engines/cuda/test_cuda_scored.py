@@ -101,7 +101,9 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
 @emulated
 @pytest.mark.parametrize(
     ("name", "parts"),
-    of_each(FORCED, "warp", "staged", "block of two warps, aligned", "block, shared memory, float32", "cluster", "twopass"),
+    of_each(
+        FORCED, "warp", "staged", "block of two warps, aligned", "block, shared memory, float32", "cluster", "twopass"
+    ),
 )
 def test_each_tier_of_rows_in_the_emulator(emulator, name, parts, tmp_path):
     """No kernel reads or writes beside its tensors, and each gives what the definition does, forward and backward."""
