@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from ._engines import _ready_devices, resolve
 from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
 from .ragged_layouts import RAGGED, call_ragged
-from .scored import call_scored, score_into
+from .scored import call_scored, score_at_once, score_into
 from .scores import ScoreOptions, check_scores
 from .settings import autocast_to_float32
 from .validation import (
@@ -91,10 +91,33 @@ _softmax, _log_softmax, _softmin, _logsumexp = (
 )
 
 
+def _call_with_scores(
+    function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any]
+) -> Tensor:
+    """The same of a call with scores, whose arguments are checked here in either path."""
+    if (
+        not _is_dynamo_compiling()
+        and engine == "auto"
+        and out is None
+        and not option  # neither a dtype nor keepdim
+        and type(x) is Tensor
+        and (type(dim) is int or type(dim) is Default)
+        and -x.dim() <= dim < x.dim()
+        and x.dtype in FLOATS
+        and x.layout is torch.strided
+        and x.get_device() in _ready_devices
+    ):
+        dims = [dim % x.dim()]
+        y = score_at_once(function, x, dims, *check_scores(function, x, dims, scores))
+        if y is not None:
+            return y
+    return _check_and_call(function, x, dim, option, out, engine, scores)
+
+
 def _check_and_call(
     function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any] = NO_SCORES
 ) -> Tensor:
-    """The slow path, which a call with scores goes at once."""
+    """The slow path."""
     if isinstance(x, Tensor) and x.layout in RAGGED:
         return call_ragged(function, x, dim, option, out, engine, scores, _check_and_call)
     check_input(function, x)
@@ -209,7 +232,7 @@ def softmax(
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("softmax", dim, axis, dtype, _stacklevel)
     if scores:
-        return _check_and_call("softmax", input, dim, dtype, out, engine, scores)
+        return _call_with_scores("softmax", input, dim, dtype, out, engine, scores)
     return _softmax(input, dim, dtype, out, engine)
 
 
@@ -235,7 +258,7 @@ def log_softmax(
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("log_softmax", dim, axis, dtype, _stacklevel)
     if scores:
-        return _check_and_call("log_softmax", input, dim, dtype, out, engine, scores)
+        return _call_with_scores("log_softmax", input, dim, dtype, out, engine, scores)
     return _log_softmax(input, dim, dtype, out, engine)
 
 
@@ -261,7 +284,7 @@ def softmin(
     if type(axis) is not Default or (dtype is not None and type(dtype) is not Dtype):
         dim, dtype = _other_spellings("softmin", dim, axis, dtype, _stacklevel)
     if scores:
-        return _check_and_call("softmin", input, dim, dtype, out, engine, scores)
+        return _call_with_scores("softmin", input, dim, dtype, out, engine, scores)
     return _softmin(input, dim, dtype, out, engine)
 
 
@@ -303,5 +326,5 @@ def logsumexp(
         dim = either("logsumexp", "dim", dim, "axis", axis, type(None))
         keepdim = check_keepdim("logsumexp", keepdim, keepdims)
     if scores:
-        return _check_and_call("logsumexp", input, dim, keepdim is True, out, engine, scores)
+        return _call_with_scores("logsumexp", input, dim, keepdim is True, out, engine, scores)
     return _logsumexp(input, dim, keepdim is True, out, engine)

@@ -23,6 +23,7 @@ from .decompositions import unsqueeze_reduced
 from .native import FUNCTIONS, library
 from .ops import call as call_plain
 from .scores import Scores, SideTensors, blocked, distances, scaled, score, sink_of, slopes, upcast
+from .settings import autocast_to_float32
 from .validation import HALF_DTYPES, Spec, overlap
 
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -58,6 +59,25 @@ def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Ten
         if launched is not None:
             return launched[0]
     return _forward_operator(x, *side, *arguments, *scores)[0]
+
+
+def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, scores: Scores) -> Tensor | None:
+    """The result of a checked call over one dim, by the kernel of a CPU or of an NVIDIA GPU, or None where the call
+    goes another way."""
+    own = x.dtype
+    if not x.numel() or x.is_nested or (own in HALF_DTYPES and autocast_to_float32(x)) or not _is_direct(x, *side):
+        return None
+    wide = torch.float64 if own is torch.float64 else torch.float32
+    if function == "logsumexp":
+        y = x.new_empty([n for d, n in enumerate(x.shape) if d not in dims])
+        whole = y.unsqueeze(dims[0])
+    else:
+        y = whole = torch.empty_like(x)
+    lse = None
+    if side.sink is not None:
+        lse = x.new_empty([1 if d in dims else n for d, n in enumerate(x.shape)], dtype=wide)
+    tensors = _kernel_tensors(x, side, wide)
+    return y if _KERNELS[0](x, *tensors, whole, lse, _NUMBERS_OF[function], dims, *scores) else None
 
 
 def _is_direct(*tensors: Tensor | None) -> bool:
@@ -459,6 +479,7 @@ def _both_results(y: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 _NUMBERS_OF = {name: number for number, name in enumerate(FUNCTIONS)}
+_NUMBERS_OF["softmin"] = _NUMBERS_OF["softmax"]  # of scores that are negated
 _ops = torch.ops.onepass
 _KERNELS = tuple(
     functools.partial(torch._C._dispatch_call_boxed, op.default._handle)
@@ -468,6 +489,8 @@ _KERNELS = tuple(
 
 def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
     """The side tensors as the kernels take them: they broadcast to the input, and the bias is in its own dtype."""
+    if side.scale is side.alibi is side.sink is None:
+        return [None, side.bias, None, None, side.mask]
     alibi = None if side.alibi is None else slopes(x, side.alibi)
     scale, alibi, sink = (None if t is None else t.to(wide) for t in (side.scale, alibi, side.sink))
     return [scale, side.bias, alibi, sink, side.mask]
