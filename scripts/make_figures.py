@@ -55,6 +55,7 @@ FILES = {
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
     "gallery-powers": "powers-gallery-h200-2026-11-28.json",
+    "gallery-powers-cpu": "powers-gallery-cpu-2026-11-29.json",
     "cpu AVX2, 1 thread": "cpu-epyc-avx2-1t-2026-11-22.json",
     "cpu AVX2, 2 threads": "cpu-epyc-avx2-2t-2026-11-22.json",
     "cpu AVX-512, 1 thread": "cpu-xeon-avx512-1t-2026-11-28.json",
@@ -130,7 +131,8 @@ def rows_of(key: str, function: str | None = None, direction: str | None = None)
 
 def gallery_results() -> course_tables.Results:
     course = [row for path in sorted(RESULTS.glob("course-*.json")) for row in load(path).rows]
-    return course_tables.Results(rows_of("gallery-powers"), course)
+    of_loops = [row for row in rows_of("gallery-powers-cpu") if row.provider.startswith("cpu-")]
+    return course_tables.Results([*rows_of("gallery-powers"), *of_loops], course)
 
 
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
