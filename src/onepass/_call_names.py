@@ -1,4 +1,5 @@
-"""Calls of losses and of segments as `explain` and `warmup` name them: a function, and options that a call is given."""
+"""Calls of losses, of segments and with scores as `explain` and `warmup` name them: a function, and options that a call
+is given."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +13,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     **{f"segment_{name}": ("bias", "order") for name in ("softmax", "log_softmax", "logsumexp", "state")},
 }
 LOSSES = tuple(name for name in OPTIONS if not name.startswith("segment_"))
+# "causal" stands for any window, "empty" for empty="zero".
+SCORED = ("softmax", "log_softmax", "softmin", "logsumexp")
+OPTIONS |= dict.fromkeys(SCORED, ("scale", "bias", "mask", "causal", "alibi", "softcap", "sink", "empty"))
+
+
+def is_call(function: str, options: Sequence[str]) -> bool:
+    """Whether a function is that of a loss or of segments, or has scores."""
+    return function in OPTIONS and (function not in SCORED or any(option in OPTIONS[function] for option in options))
 
 
 def check_options(caller: str, functions: Iterable[str], options: Sequence[str]) -> None:

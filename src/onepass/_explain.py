@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import native
 from . import triton as triton_engine
-from ._call_names import LOSSES, OPTIONS, check_options, words
+from ._call_names import LOSSES, OPTIONS, check_options, is_call, words
 from ._engines import ENGINES, resolve
 from ._explain_calls import check_call, describe_call
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
@@ -187,7 +187,8 @@ def explain(
         options: what a call of a loss or of segments is given besides, where that makes another kernel of it: of
             cross_entropy "weight", "label_smoothing", "softcap", "return_lse" and "probabilities" (the target); of
             the others "temperature"; of log_prob "return_entropy" too; of segments "bias" and "order" (an index that is
-            not sorted).
+            not sorted). Of a softmax and its kin its scores: "scale" (a number), "bias" and "mask" (of x's layout),
+            "causal" (any window), "alibi", "softcap", "sink" and "empty" (as "zero").
         segments: how many there are.
         dtype: with sizes, the input's dtype; float32 by default.
         out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
@@ -210,7 +211,7 @@ def explain(
     >>> onepass.explain((8192, 32000), function="cross_entropy", device="h200").launch["source"]
     'loss_rows.cu'
     """
-    known = *native.FUNCTIONS, *OPTIONS
+    known = (*dict.fromkeys((*native.FUNCTIONS, *OPTIONS)),)
     if function not in known:
         raise ValueError(f"onepass.explain(): function must be one of {', '.join(known)}, got {function!r}")
     check_options("explain", [function], options)
@@ -235,7 +236,8 @@ def explain(
         if tensor.dtype not in FLOATS:
             raise ValueError(f"onepass.explain(): explains floating dtypes, got {tensor.dtype}; it is cast first")
         shaped = tensor
-    if function in OPTIONS:
+    has_call = is_call(function, options)
+    if has_call:
         shaped, dims, y_type = check_call(function, shaped, dim, out_dtype, segments)
     else:
         dims, y_type = _check_call(function, shaped, dim, out_dtype)
@@ -252,7 +254,7 @@ def explain(
         )
     gpu = None if chosen in ("cpu", "none") else _gpu_of(real, entry, arch, sm_count)
     chip = gpu or GpuModel("", 0, 0)
-    if function in OPTIONS:
+    if has_call:
         properties = _properties(real, entry)
         call = words(function, options), shaped, dims[0], y_type, segments, out, address
         tier, launch, moved = describe_call(chosen, *call, chip, properties, notes)

@@ -1,4 +1,4 @@
-"""What `explain` says of calls of losses and of segments."""
+"""What `explain` says of calls of losses, of segments and with scores."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from ._call_names import LOSSES
+from ._call_names import LOSSES, SCORED
 from .losses import _check_logits, _result_dtype
 from .scored import _accumulator
 from .segment_arithmetic import SegmentSpec
@@ -16,7 +16,7 @@ from .segment_ops import _fuses
 from .tables import GpuModel
 from .triton import loss as triton_loss
 from .triton import segments as triton_segments
-from .validation import HALF_DTYPES, Default, check_dtype, reduces_to, wrap_dims
+from .validation import HALF_DTYPES, Default, check_dtype, reduces_to, result_dtype, wrap_dims
 
 _INDEX_BYTES = 8  # of a class; of where a segment begins, at most
 
@@ -28,6 +28,10 @@ def check_call(
     the call would."""
     if not isinstance(dim, int):
         raise TypeError(f"onepass.explain(): {function} takes one dim, got {dim!r}")
+    if function in SCORED:
+        check_dtype(function, x, out_dtype)
+        to = result_dtype(function, x.dtype, out_dtype)
+        return (x if x.dim() else x.unsqueeze(0)), wrap_dims(function, x, [-1 if type(dim) is Default else dim]), to
     if function not in LOSSES:
         return _check_segments(function, x, dim, out_dtype, segments)
     _check_logits(function, x)
@@ -83,16 +87,23 @@ def describe_call(
     if segments is not None and not _fuses(x.dtype, y_type):
         notes.append(f"the input is cast to {y_type} first, into a temporary")
         x, address = torch.empty_like(x, dtype=y_type, device="meta"), 0
+    is_scored = call.split()[0] in SCORED
     if engine == "triton":
+        if is_scored:
+            notes.append("this engine makes its plan as it launches")
+            return "rows", {}, moved
         tier, launch = _triton_launch(x, dim, segments, properties)
         return tier, launch, moved
     strides = [*x.stride(), *_result_strides(call, x, dim, segments, out)]
-    types = (x.dtype, x.dtype if segments is None else y_type)
+    types = (x.dtype, y_type if is_scored or segments is not None else x.dtype)
     gpu = chip.compute, chip.multiprocessors, chip.name
     launch = native.call_plan(call, types, x.shape, strides, dim, segments or 0, address, gpu)
     if not launch:
         most = "" if segments is not None else ", nor rows of 2**30 elements"
-        notes.append(f"no kernel takes more than 6 dims beside that do not merge{most}: plain arithmetic computes it")
+        dims = 5 if is_scored else 6
+        notes.append(
+            f"no kernel takes more than {dims} dims beside that do not merge{most}: plain arithmetic computes it"
+        )
         return "arithmetic", {}, moved
     launch.pop("kernels", None)
     tier = launch.pop("tier")
@@ -100,9 +111,12 @@ def describe_call(
 
 
 def _result_strides(call: str, x: Tensor, dim: int, segments: int | None, out: Tensor | None) -> Sequence[int]:
-    """Of a result of segments, without the planes of a state. Losses have none that counts."""
+    """Of a result of segments, without the planes of a state, or of scores. Losses have none that counts."""
     if out is not None:
         return out.stride()
+    if call.split()[0] == "logsumexp":
+        rows = torch.empty([n for d, n in enumerate(x.shape) if d != dim], device="meta").stride()
+        return [*rows[:dim], 0, *rows[dim:]]
     if segments is None:
         return x.stride()
     if "softmax" in call:
@@ -116,6 +130,9 @@ def _bytes(call: str, x: Tensor, dim: int, y_type: torch.dtype, segments: int | 
     function, *options = call.split()
     size, of_x = y_type.itemsize, x.numel() * x.element_size()
     rows = math.prod(n for d, n in enumerate(x.shape) if d != dim)
+    if function in SCORED:  # a bias and a mask of x's shape
+        results = rows if function == "logsumexp" else x.numel()
+        return of_x + results * size + (of_x if "bias" in options else 0) + (x.numel() if "mask" in options else 0)
     if segments is not None:
         results = rows * segments * (2 if function == "segment_state" else 1) if "softmax" not in call else x.numel()
         indices = segments + 1 + (x.shape[dim] if "order" in options else 0)

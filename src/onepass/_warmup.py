@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from . import native
-from ._call_names import LOSSES, OPTIONS, check_options, words
+from ._call_names import LOSSES, OPTIONS, SCORED, check_options, is_call, words
 from ._engines import resolve
 from ._kernel_compiler import Kernel, compile_all
 from .segment_ops import _fuses
@@ -48,9 +48,9 @@ def warmup(
             value per row, as the gradient of a sum over the dims of the call has. "state" has none: its gradient is
             plain torch arithmetic.
         all_dims: the kernels of calls over other dims of contiguous tensors too, a few hundred more per function and
-            dtype (for one length some 20 to 400). Slices whose lines are apart may ask for others.
-        options: what calls of losses and of segments are given besides, as `onepass.explain` lists it; one that a
-            function lacks is passed over. A call that is given others asks for other kernels.
+            dtype (for one length some 20 to 400), without scores. Slices whose lines are apart may ask for others.
+        options: what calls of losses, of segments and with scores are given besides, as `onepass.explain` lists it; one
+            that a function lacks is passed over. A call that is given others asks for other kernels.
         arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
             Nothing is loaded, and `device` is not taken.
         progress: called with (done, of how many) as the work goes on.
@@ -69,6 +69,8 @@ def warmup(
     """
     wanted = check(dtypes, functions, lengths, arch)
     check_options("warmup", functions, options)
+    if all_dims and any(f in SCORED and is_call(f, options) for f in functions):
+        raise ValueError("onepass.warmup(): scores are compiled for the last dim of tensors, without all_dims")
     index = -1
     if arch is None:
         index = _device_index(device)
@@ -106,9 +108,10 @@ def kernels_of(
     options: Sequence[str] = (),
 ) -> list[Kernel]:
     """The kernels of what `check` gives."""
-    kinds = [(*types, "forward") for types in wanted if types[0] not in OPTIONS]
+    of_rows = [types for types in wanted if not is_call(types[0], options)]
+    kinds = [(*types, "forward") for types in of_rows]
     if backward:  # which reads the type of the result and writes that of the input
-        passes, of_rows = native.PASSES[1:], [types for types in wanted if types[0] not in OPTIONS]
+        passes = native.PASSES[1:]
         kinds += [(f, y_type, x_type, which) for f, x_type, y_type in of_rows if f != "state" for which in passes]
     of = index, arch, tuple(lengths or ())
     kernels = [
@@ -116,7 +119,7 @@ def kernels_of(
         for kind in kinds
         for plan in native.kernels_to_warm(*kind[:3], *of, kind[3], all_dims).values()
     ]
-    calls = {call: None for types in wanted if types[0] in OPTIONS for call in _calls(*types, backward, options)}
+    calls = {call: None for types in wanted if types not in of_rows for call in _calls(*types, backward, options)}
     found: dict[str, Kernel] = {}  # one kernel may serve several calls
     for call in calls:
         found |= {name: Kernel(*kind) for name, kind in native.call_kernels(*call, *of, all_dims).items()}
@@ -126,10 +129,12 @@ def kernels_of(
 def _calls(
     function: str, x: torch.dtype, y: torch.dtype, backward: bool, options: Sequence[str]
 ) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
-    """(words, pass, types that are read and made) of a call of a loss or of segments."""
+    """(words, pass, types that are read and made) of a call of a loss, of segments or with scores."""
     call = words(function, options)
     if function in LOSSES:
         return [(call, which, (x, x)) for which in ("forward", "backward")[: 1 + backward]]
+    if function in SCORED:
+        return [(call, "forward", (x, y)), *(_gradients_of_scores(function, x, y, options) if backward else ())]
     read = x if _fuses(x, y) else y  # others are cast first
     calls = [(call, "forward", (read, y))]
     if not backward or function == "segment_state":
@@ -143,6 +148,20 @@ def _calls(
     return calls
 
 
+def _gradients_of_scores(
+    function: str, x: torch.dtype, y: torch.dtype, options: Sequence[str]
+) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
+    """What gradients ask for beside the forward (scored.gradients): that of the input, and where the scores themselves
+    have one, theirs, in the type of the computation."""
+    wide = torch.float64 if torch.float64 in (x, y) else torch.float32
+    call = words(function, options)
+    of_scores = any(option in options for option in ("scale", "bias", "alibi"))
+    if function == "logsumexp":  # its gradient comes from its result, unrounded
+        return [(call, "forward", (x, wide)), *((call, "backward", (x, to)) for to in (x, wide)[: 1 + of_scores])]
+    plain = words(function, [option for option in options if option not in ("scale", "softcap")])
+    return [(call, "backward", (y, x)), *([(plain, "backward", (y, wide))] if of_scores else ())]
+
+
 def check(
     dtypes: Sequence[torch.dtype | tuple[torch.dtype, torch.dtype]],
     functions: Sequence[str],
@@ -154,7 +173,7 @@ def check(
         raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
     for function in functions:
         if function not in native.FUNCTIONS and function not in OPTIONS:
-            known = ", ".join((*native.FUNCTIONS, *OPTIONS))
+            known = ", ".join(dict.fromkeys((*native.FUNCTIONS, *OPTIONS)))
             raise ValueError(f"onepass.warmup(): functions are {known}; got {function!r}")
     for n in lengths if lengths is not None else ():
         if isinstance(n, bool) or not isinstance(n, int):

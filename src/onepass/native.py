@@ -359,7 +359,7 @@ def call_plan(
     chip: tuple[int, int, str] = (0, 0, ""),
     which: str = "forward",
 ) -> dict[str, Any]:
-    """The launches of a call of a loss or of segments: tier, launch numbers and the names of the kernels; empty where
+    """The launches of a call of a loss, of segments or with scores: tier, launch numbers and the names of the kernels; empty where
     no kernel takes it.
 
     `call`: the function's name, then those of its options (_call_names.py). `types`: of what is read and made.
@@ -385,7 +385,7 @@ def call_kernels(
     lengths: Sequence[int] = (),
     dims: bool = False,
 ) -> dict[str, tuple[Any, ...]]:
-    """What `kernels_to_warm` says of functions, of calls of a loss or of segments: (function, types, `which`, numbers)
+    """What `kernels_to_warm` says of functions, of calls of a loss, of segments or with scores: (function, types, `which`, numbers)
     of each kernel, by what tells it from others.
 
     `call` is that of `call_plan`, `types` are those of what its kernels read and make. `lengths` of segments are their
@@ -401,8 +401,8 @@ def call_kernels(
 
 
 def _kernel_numbers(plan: Sequence[int]) -> Any:
-    """The numbers of a plan, and those by which kernels of losses and of segments differ besides, 0 of others."""
-    return _int64s([*plan, *[0] * (12 - len(plan))])
+    """The numbers of a plan, and those by which kernels of losses, segments and scores differ besides, 0 of others."""
+    return _int64s([*plan, *[0] * (13 - len(plan))])
 
 
 def _kind(function: str, x_type: Dtype, y_type: Dtype, which: str) -> tuple[int, int, int, int]:

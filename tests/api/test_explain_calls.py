@@ -1,4 +1,4 @@
-"""`onepass.explain` of losses and of segments."""
+"""`onepass.explain` of losses, of segments and with scores."""
 
 import pytest
 import torch
@@ -29,6 +29,34 @@ def test_explain_of_a_loss_on_a_gpu(shape, options, tier, launch):
     plan = onepass.explain(shape, device="h200", **{"function": "cross_entropy", **options})
     assert (plan.engine, plan.tier) == ("cuda", tier)
     assert plan.launch | launch == plan.launch
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "tier", "launch"),
+    [
+        ((64, 1024, 1024), {"options": ["mask"]}, "warp", {"source": "rows_onchip.cu", "access": "aligned"}),
+        ((64, 2048, 2047), {"options": ["bias", "sink"]}, "block", {"threads": 64, "access": "predicated"}),
+        ((64, 1024, 1024), {"options": ["mask"], "dim": 1}, "columns", {"source": "columns.cu"}),
+        ((64, 1024, 1024), {"options": ["scale"], "function": "logsumexp"}, "warp", {"source": "rows_onchip.cu"}),
+        ((8, 4, 2, 3, 5, 6, 7, 1024), {"options": ["mask"]}, "warp", {"grid": 20160}),
+    ],
+)
+def test_explain_of_scores(shape, options, tier, launch):
+    plan = onepass.explain(shape, dtype=BF16, device="h200", **options)
+    assert (plan.engine, plan.tier) == ("cuda", tier)
+    assert plan.launch | launch == plan.launch
+    here = onepass.explain(shape, dtype=BF16, device="cpu", bandwidth=100, **options)
+    assert (here.engine, here.tier) == ("cpu", "columns" if tier == "columns" else "rows")
+    assert here.bytes == plan.bytes
+    elements = torch.Size(shape).numel()
+    assert 0 <= plan.bytes - (2 if "function" in options else 4) * elements <= 2 * elements
+
+
+def test_scores_take_the_plans_of_calls_with_them():
+    plain, scored = (onepass.explain((4096, 1024), device="h200", options=given) for given in ((), ("causal",)))
+    assert plain.bytes == scored.bytes
+    assert plain.launch != scored.launch
+    assert onepass.explain((4096, 1024), device="mi300x", options=["causal"]).engine == "triton"
 
 
 def test_explain_of_a_loss_takes_another_gpu():
@@ -148,7 +176,7 @@ def test_explain_says_where_there_is_no_kernel():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        (((3, 4),), {"options": ["weight"]}, ValueError, "options takes none here; got 'weight'"),
+        (((3, 4),), {"function": "state", "options": ["weight"]}, ValueError, "options takes none here; got 'weight'"),
         (((3, 4),), {"function": "kl_div", "options": ["weight"]}, ValueError, "takes temperature; got 'weight'"),
         (((3, 4),), {"function": "kl_div", "options": "temperature"}, TypeError, "a sequence of names"),
         (((3, 4), 0), {"function": "cross_entropy"}, ValueError, "its classes in dim 1, got dim 0"),

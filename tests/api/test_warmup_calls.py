@@ -1,4 +1,4 @@
-"""Warming up losses and segments: calls ask for none but the kernels that are listed, and these are then on disk."""
+"""Warming up losses, segments and scores: calls ask for none but the kernels that are listed, and these are then on disk."""
 
 import functools
 import random
@@ -13,7 +13,7 @@ from lib.scripts import python_output
 from lib.support import slow
 from lib.warmup import BF16, F16, F32, F64, call, needs_nvrtc
 from onepass import native
-from onepass._call_names import LOSSES, OPTIONS, words
+from onepass._call_names import LOSSES, OPTIONS, SCORED, words
 from onepass._warmup import check, kernels_of
 
 FORWARD, BACKWARD = native.PASSES[:2]
@@ -65,7 +65,7 @@ def test_rows_of_any_length_ask_for_no_other_kernels(function, which):
 
 
 @pytest.mark.parametrize("which", [FORWARD, BACKWARD])
-@pytest.mark.parametrize("function", [name for name in OPTIONS if name not in LOSSES])
+@pytest.mark.parametrize("function", [name for name in OPTIONS if name not in (*LOSSES, *SCORED)])
 @pytest.mark.parametrize("types", [(F32, F32), (F64, F64), (BF16, BF16), (F16, F32)], ids=names)
 def test_calls_of_segments_ask_for_no_other_kernels(types, function, which):
     if which == BACKWARD and function in ("segment_state", "segment_logsumexp"):
@@ -87,10 +87,49 @@ def test_calls_of_segments_ask_for_no_other_kernels(types, function, which):
             assert set(plan["kernels"]) <= listed(*given, lengths, False), (sizes, segments, options)
 
 
+@pytest.mark.parametrize("which", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("function", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("types", [(F32, F32), (F64, F64), (BF16, BF16), (F16, F32)], ids=names)
+def test_calls_with_scores_ask_for_no_other_kernels(types, function, which):
+    rng = random.Random(0)
+    for _ in range(60):
+        options = [option for option in OPTIONS[function] if rng.random() < 0.3]
+        sizes, dim = random_rows(rng, rng.choice(LENGTHS), False)
+        given = words(function, options), which, types
+        address = rng.choice([0, 0, 1, 2, 3, 4, 6]) * types[0].itemsize
+        strides = torch.empty(sizes, device="meta").stride()
+        made = strides
+        if function == "logsumexp" and which == FORWARD:
+            made = (1, 0)
+        plan = native.call_plan(given[0], types, sizes, [*strides, *made], dim, 0, address, H200, which)
+        if plan:
+            assert set(plan["kernels"]) <= listed(*given, (sizes[dim],), False), (sizes, options, address)
+
+
+def test_gradients_of_scores_are_listed():
+    def listed_types(functions: list[str], options: list[str]) -> set[Any]:
+        found = kernels(functions, [BF16], backward=True, options=options)
+        return {(k.function, k.x_type, k.y_type, k.which) for k in found}
+
+    both = {("softmax", BF16, BF16, FORWARD), ("softmax", BF16, BF16, BACKWARD)}
+    assert listed_types(["softmax"], ["mask"]) == both
+    assert listed_types(["softmin"], ["mask"]) == both  # of scores that are negated
+    assert listed_types(["softmax"], ["bias"]) == {*both, ("softmax", BF16, F32, BACKWARD)}
+    lse = {("logsumexp", BF16, to, which) for to in (BF16, F32) for which in (FORWARD, BACKWARD)}
+    assert listed_types(["logsumexp"], ["bias"]) == lse
+    # Another function's options leave a softmax without scores.
+    plain = kernels(["softmax", "kl_div"], [BF16], options=["temperature"])
+    assert plain[: len(kernels(["softmax"], [BF16]))] == kernels(["softmax"], [BF16])
+
+
 def test_options_make_other_kernels():
     plain = listed("cross_entropy", FORWARD, (BF16, BF16), (1000,), False)
     for option in ("weight", "label_smoothing", "softcap", "probabilities"):
         assert not plain & listed(f"cross_entropy {option}", FORWARD, (BF16, BF16), (1000,), False), option
+    for option in OPTIONS["softmax"]:
+        assert not listed("softmax", FORWARD, (F32, F32), (100,), False) & listed(
+            f"softmax {option}", FORWARD, (F32, F32), (100,), False
+        ) or option in ("scale", "empty", "sink"), option
     for function, option in (("log_prob", "temperature"), ("segment_softmax", "bias"), ("segment_softmax", "order")):
         both = [listed(asked, FORWARD, (F32, F32), (100,), False) for asked in (function, f"{function} {option}")]
         assert both[0] != both[1], option
@@ -131,6 +170,7 @@ FILLED: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
     "divergence": (["kl_div", "entropy"], [], {"all_dims": True}),
     "probabilities": (["cross_entropy"], ["weight", "probabilities"], {"backward": True}),
     "segments": (["segment_softmax"], [], {}),
+    "scores": (["softmax"], ["scale", "mask"], {"backward": True}),
     "gradients of segments": (["segment_log_softmax", "segment_logsumexp"], ["bias", "order"], {"backward": True}),
 }
 
@@ -157,7 +197,8 @@ def test_warmup_fills_the_cache(what, cache):
     ("options", "error", "words"),
     [
         ({"functions": ["cross_entropy"], "options": ["temperature"]}, ValueError, "weight, .*; got 'temperature'"),
-        ({"functions": ["softmax"], "options": ["weight"]}, ValueError, "options takes none here; got 'weight'"),
+        ({"functions": ["state"], "options": ["weight"]}, ValueError, "options takes none here; got 'weight'"),
+        ({"functions": ["softmax"], "options": ["mask"], "all_dims": True}, ValueError, "the last dim"),
         ({"functions": ["kl_div"], "options": "temperature"}, TypeError, "a sequence of names, got 'temperature'"),
         ({"functions": ["nll"]}, ValueError, "cross_entropy, .*segment_state; got 'nll'"),
     ],
@@ -190,12 +231,17 @@ def losses():
     x = rows()
     onepass.kl_div(x, rng.choice([x.detach(), x.detach().clone().requires_grad_()])).sum().backward()
 
+def scores():
+    x = rows()
+    mask = torch.rand(rng.choice([x.shape, x.shape[1:], (len(x), 1)]), device="cuda") > 0.1
+    onepass.softmax(x, scale=0.5, mask=mask).sum().backward()
+
 def segments():
     heads, counts = rng.choice([1, 2, 3, 8, 64]), torch.randint(2 ** rng.randrange(1, 12), (rng.randrange(1, 500),))
     x = view(int(counts.sum()), heads) if heads > 1 else view(int(counts.sum()))
     onepass.segment_softmax(x, onepass.Segments.from_lengths(counts).to("cuda")).sum().backward()
 
-onepass.warmup(functions={functions}, dtypes=[bf16], backward=True)
+onepass.warmup(functions={functions}, dtypes=[bf16], backward=True, options={options})
 before = native.counts()
 for _ in range(200):
     {call}()
@@ -206,7 +252,13 @@ assert native.counts() == before, (native.counts(), before)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("call", "functions"), [("losses", ["cross_entropy", "log_prob", "kl_div"]), ("segments", ["segment_softmax"])]
+    ("call", "functions", "options"),
+    [
+        ("losses", ["cross_entropy", "log_prob", "kl_div"], []),
+        ("segments", ["segment_softmax"], []),
+        ("scores", ["softmax"], ["scale", "mask"]),
+    ],
 )
-def test_no_call_compiles_after_it(call, functions, cache):
-    python_output(CALLS.replace("{functions}", str(functions)).replace("{call}", call))
+def test_no_call_compiles_after_it(call, functions, options, cache):
+    named = CALLS.replace("{functions}", str(functions)).replace("{options}", str(options))
+    python_output(named.replace("{call}", call))

@@ -1,5 +1,5 @@
-// call_plan.cpp: the plan of a call of a loss or of segments, for `explain`: a plain C function for ctypes, as in
-// plan.cpp.
+// call_plan.cpp: the plan of a call of a loss, of segments or with scores, for `explain`: a plain C function for
+// ctypes, as in plan.cpp.
 #include <vector>
 
 #include "../cpu/isa_dispatch.h"
@@ -61,6 +61,24 @@ struct Shape {
     problem.items = sizes[dim], problem.segments = segments;
     return problem;
   }
+  // What lies beside x lies as x does. A row has its numbers, one after another.
+  ScoredProblem of(ScoredProblem problem) const {
+    problem.data[kInput] = const_cast<void*>(x);
+    bool reduce[kMaxDims] = {};
+    int64_t of_rows[kMaxDims] = {}, step = 1;
+    reduce[dim] = true;
+    for (int d = ndim - 1; d >= 0; --d) {
+      if (d != dim) of_rows[d] = step, step *= sizes[d];
+    }
+    const int64_t* strides[kDistance];
+    for (int t = 0; t < kDistance; ++t) {
+      const bool is_of_rows = t == kScale || t == kSink || t == kAlibi || t == kRowLse;
+      strides[t] = is_of_rows ? of_rows : t == kResult ? y_strides : x_strides;
+    }
+    if (is_reduction(problem.function) && problem.is_backward()) strides[kGradOf] = of_rows;
+    problem.lay_out(ndim, sizes, strides, reduce, {});
+    return problem;
+  }
 };
 
 // What a launch of the call's main kernel looks like, and the sources of those after it.
@@ -103,6 +121,12 @@ std::string on_gpu(const Call& call, const Shape& shape, const Gpu& gpu) {
     if (launch.blocks) run.start(launch);  // of long segments
     return describe(run, "segments", "");
   }
+  if (call.is_scored()) {
+    const ScoredProblem problem = shape.of(scored_problem(call));
+    if (!cuda::can_launch_scored(problem)) return "";
+    run.start(cuda::make_scored_launch(problem, 0, nullptr, true));
+    return describe(run, kTierNames[int(run.kernels[0].plan.tier)], "");
+  }
   if (call.is_divergence()) {
     const DivergenceProblem problem = shape.of(divergence_problem(call));
     if (!cuda::can_launch_divergence(problem)) return "";
@@ -125,6 +149,11 @@ std::string on_cpu(const Call& call, const Shape& shape) {
            field("grain_size", plan.grain_size);
   };
   if (call.is_of_segments()) return fields("segments", engine.plan_segments(shape.of(segment_problem(call)), 0));
+  if (call.is_scored()) {
+    ScoredProblem problem = shape.of(scored_problem(call));
+    const char* const tier = problem.has_rows() ? "rows" : "columns";
+    return fields(tier, engine.plan_scored(problem));
+  }
   const auto of_rows = [&](const auto& plan) { return fields(plan.in_columns ? "columns" : "rows", plan); };
   if (call.is_divergence()) return of_rows(engine.plan_divergence(shape.of(divergence_problem(call))));
   LossProblem problem = shape.of(loss_problem(call));

@@ -1,5 +1,5 @@
-// calls.h: calls of losses and of segments, as Python names them: by the function, and by words for what a call is
-// given besides the tensors that each has.
+// calls.h: calls of losses, of segments and with scores, as Python names them: by the function, and by words for what a
+// call is given besides the tensors that each has.
 #pragma once
 
 #include <cstring>
@@ -10,6 +10,7 @@
 
 #include "../core/divergence_problem.h"
 #include "../core/loss_problem.h"
+#include "../core/scored_problem.h"
 #include "../core/segment_problem.h"
 
 namespace onepass {
@@ -29,6 +30,9 @@ struct Call {
 
   bool has(const char* option) const { return options.count(option) > 0; }
   bool is_of_segments() const { return function.rfind("segment_", 0) == 0; }
+  bool is_scored() const {
+    return function == "logsumexp" || function.rfind("soft", 0) == 0 || function == "log_softmax";
+  }
   bool is_divergence() const { return function == "kl_div" || has("probabilities"); }
   Direction direction() const { return backward ? Direction::backward : Direction::forward; }
   // The score's factor, of which kernels know whether it is 1.
@@ -39,6 +43,14 @@ struct Call {
 // The address of a tensor that begins with element `first` of a vector. Nothing is read there.
 inline void* address_of(DType type, int64_t first = 0) {
   return reinterpret_cast<void*>(uintptr_t(4096 + first * size_of(type)));
+}
+
+// The function of a name, without a prefix that it may have.
+inline Function function_of(const std::string& name, const char* prefix = "") {
+  for (size_t i = 0; i < std::size(kFunctions); ++i) {
+    if (prefix + std::string(kFunctions[i].name) == name) return Function(i);
+  }
+  throw std::runtime_error("onepass: no function " + name);
 }
 
 // A problem of the call, without its layout and without the addresses that plans look at.
@@ -67,10 +79,7 @@ inline SegmentProblem segment_problem(const Call& call) {
   using P = SegmentProblem;
   P problem;
   problem.direction = call.direction();
-  const std::string name = call.function.substr(std::strlen("segment_"));
-  for (size_t i = 0; i < std::size(kFunctions); ++i) {
-    if (kFunctions[i].name == name) problem.function = Function(i);
-  }
+  problem.function = function_of(call.function, "segment_");
   // A gradient reads the result and its gradient; that of logsumexp reads x too, and both in the accumulator's type.
   const bool reads_x = !call.backward || problem.is_reduction();
   const auto give = [&](int tensor, DType type) {
@@ -85,6 +94,30 @@ inline SegmentProblem segment_problem(const Call& call) {
   }
   if (reads_x && call.has("bias")) give(P::kOfBias, call.in);
   if (call.has("order")) problem.order = address_of(DType::float32);
+  return problem;
+}
+// Scale and sink are numbers. A gradient is that of the elements; it has no bias, but for logsumexp.
+inline ScoredProblem scored_problem(const Call& call) {
+  ScoredProblem problem = {};
+  problem.function = call.function == "softmin" ? Function::softmax : function_of(call.function);
+  problem.direction = call.direction(), problem.in = call.in, problem.out = call.out;
+  problem.bias_type = call.in;
+  if (call.has("scale")) problem.factor = 0.5;
+  if (call.has("sink")) problem.sink = 0;
+  if (call.has("causal")) problem.most = 0;
+  problem.softcap = call.softcap(), problem.empty_is_zero = call.has("empty");
+  const auto give = [&](ScoredTensor tensor, DType type) {
+    problem.data[tensor] = address_of(type);
+    problem.storage_end[tensor] = reinterpret_cast<const void*>(~uintptr_t(0));
+  };
+  const bool of_lse = call.backward && is_reduction(problem.function);
+  give(kInput, call.in), give(kResult, call.out);
+  if (call.backward) give(kGradOf, of_lse ? problem.accumulator() : call.in);
+  if (of_lse) give(kRowLse, problem.accumulator());
+  if (call.backward && !of_lse && problem.softcap != 0) give(kOfCap, call.out);
+  if (call.has("mask")) give(kMask, DType::float32);
+  if (call.has("bias") && (!call.backward || of_lse)) give(kBias, call.in);
+  if (call.has("alibi") && (!call.backward || of_lse)) give(kAlibi, problem.accumulator());
   return problem;
 }
 

@@ -11,47 +11,13 @@
 #include "../plan/columns.h"
 #include "../plan/validate.h"
 #include "c_api.h"
+#include "walks.h"
 #include "../cuda/host/cuda_driver.h"
 #include "../cuda/host/launch.h"
 
 namespace {
 
 using namespace onepass;
-
-constexpr int64_t kEvery = 4224;                      // up to here every length is walked
-constexpr int64_t kLongest = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
-// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip. Rows
-// of a reduction stream but for those fewer than the multiprocessors, or a few more, which are walked too.
-std::vector<int64_t> rows_to_walk(const Gpu& gpu) {
-  const int64_t chip = gpu.sm_count;
-  return {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, chip * 11 / 20, 128, chip + 1, 256, 512, 1024, 4096, 1000000};
-}
-
-// Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
-// the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
-// middles, and in steps of 1%.
-std::vector<int64_t> lengths_to_walk(const Tables& tables) {
-  std::set<int64_t> lengths;
-  for (int64_t n = 1; n <= kEvery; ++n) lengths.insert(n);
-  const auto around = [&](int64_t n) {
-    if (n > kLongest) return;
-    for (const int64_t step : {-17, -16, -9, -8, -7, -4, -1, 0, 1, 4, 7, 8, 9, 16, 17}) {
-      if (n + step > kEvery) lengths.insert(n + step);
-    }
-  };
-  const auto limits = [&](const auto& table) {
-    for (const Entry& entry : table) {
-      if (entry.limit == kAnyLength) continue;
-      for (const int64_t n : {entry.limit / 2, entry.limit, entry.limit * 2}) around(n);
-    }
-  };
-  for (const NamedTable& named : kTables) limits(tables.*named.table);
-  for (const bool half : {false, true}) limits(rows_backward_table(half));
-  for (int64_t n = 4096; n <= kLongest; n *= 2) around(n), around(n + n / 2);
-  for (double n = kEvery; n < double(kLongest); n *= 1.01)
-    lengths.insert(int64_t(n) | 1), lengths.insert(int64_t(n) & ~7);
-  return {lengths.begin(), lengths.end()};
-}
 
 // Views such that the plan of any call over other dims of contiguous tensors is, but for launch numbers, the plan of
 // one of these.
@@ -231,9 +197,6 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   }
 }
 
-// With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
-constexpr int kFirsts[] = {0, 1, 2, 4};
-
 template <class Visit>
 void forward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
   const DType x = kind.in, y = kind.out;
@@ -314,11 +277,12 @@ std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::
   return json.empty() ? "{}" : json + "}";
 }
 
-// `numbers` are those of a plan, and four that tell kernels of losses and of segments apart.
+// `numbers` are those of a plan, and five that tell kernels of losses, of segments and of scores apart.
 cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type, const int64_t* numbers) {
   cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
   kind.loss_parts = unsigned(numbers[8]), kind.loss_step = cuda::LossStep(numbers[9]);
   kind.segment_parts = unsigned(numbers[10]), kind.bias = DType(numbers[11]);
+  kind.score_parts = unsigned(numbers[12]);
   return kind;
 }
 

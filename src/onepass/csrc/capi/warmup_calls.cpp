@@ -1,5 +1,6 @@
-// warmup_calls.cpp: which kernels the calls of losses and of segments may ask for: a plain C function for ctypes, as in
-// warmup.cpp. Launches are made of calls such that those of any call, but for launch numbers, are those of one of them.
+// warmup_calls.cpp: which kernels the calls of losses, of segments and with scores may ask for: a plain C function for
+// ctypes, as in warmup.cpp. Launches are made of calls such that those of any call, but for launch numbers, are those
+// of one of them.
 #include <array>
 #include <set>
 #include <vector>
@@ -7,22 +8,20 @@
 #include "../cuda/host/launch.h"
 #include "c_api.h"
 #include "calls.h"
+#include "walks.h"
 
 namespace {
 
 using namespace onepass;
-
-// With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
-constexpr int kFirsts[] = {0, 1, 2, 4};
 
 // The kernels of launches, each once.
 class Kernels {
  public:
   explicit Kernels(const Gpu& gpu) : run_(gpu) {}
 
-  // Makes launches, and notes their kernels.
+  // Makes launches, and notes their kernels. Gives the plan of the first.
   template <class Make>
-  void note(const Make& make) {
+  const CudaPlan* note(const Make& make) {
     run_.kernels.clear(), run_.launches.clear();
     make();
     for (const auto& [kind, plan] : run_.kernels) {
@@ -31,14 +30,15 @@ class Kernels {
                                plan.rows_per_block,  plan.items_per_thread, plan.vec_size,
                                plan.blocks_per_row,  plan.smem_vecs,        int(plan.access),
                                int(kind.loss_parts), int(kind.loss_step),   int(kind.segment_parts),
-                               int(kind.bias)};
+                               int(kind.bias),       int(kind.score_parts)};
       if (seen_.insert(numbers).second) add(kind, plan, numbers);
     }
+    return &run_.kernels[0].plan;
   }
   std::string json() const { return json_.empty() ? "{}" : json_ + "}"; }
 
  private:
-  using Numbers = std::array<int, 16>;
+  using Numbers = std::array<int, 17>;
   void add(const cuda::KernelKind& kind, const CudaPlan& plan, const Numbers& numbers) {
     std::string name = cuda::kernel_name(kind, plan), list;
     if (!names_.insert(name).second) return;
@@ -52,12 +52,12 @@ class Kernels {
   std::string json_;
 };
 
-// All short lengths, then those in steps of 1%, odd ones and multiples of the widest vector.
-std::vector<int64_t> lengths_to_walk() {
-  constexpr int64_t kEvery = 4224, kLongest = int64_t(1) << 30;
+// Of losses: all short lengths, then those in steps of 1%, odd ones and multiples of the widest vector.
+std::vector<int64_t> lengths_of_losses() {
+  constexpr int64_t kLongest = int64_t(1) << 30;
   std::vector<int64_t> lengths;
-  for (int64_t n = 1; n <= kEvery; ++n) lengths.push_back(n);
-  for (double n = kEvery; n < double(kLongest); n *= 1.01) {
+  for (int64_t n = 1; n <= kEveryWalked; ++n) lengths.push_back(n);
+  for (double n = kEveryWalked; n < double(kLongest); n *= 1.01) {
     lengths.push_back(int64_t(n) | 1), lengths.push_back(int64_t(n) & ~7);
   }
   return lengths;
@@ -65,7 +65,7 @@ std::vector<int64_t> lengths_to_walk() {
 
 // Numbers of rows: one between each two at which fewer threads share a row, and the last ones that are so few that rows
 // are cut into parts.
-std::vector<int64_t> rows_to_walk(const Gpu& gpu) {
+std::vector<int64_t> rows_of_losses(const Gpu& gpu) {
   std::vector<int64_t> rows = {1, 16, int64_t(1) << 24};
   for (int threads = 1; threads <= 512; threads *= 2) {
     const int64_t most = cuda::kResidentThreads * gpu.sm_count / threads;
@@ -150,6 +150,84 @@ void note_segments(const Call& call, int64_t segments, int64_t mean, int64_t col
   }
 }
 
+// Scores of contiguous rows. What lies beside them has all of their places, or one for all along one of the dims.
+class ScoredRows {
+ public:
+  ScoredRows(const Call& call, Kernels* kernels) : call_(call), kernels_(kernels) {}
+
+  void note(int64_t rows, int64_t n) {
+    rows_ = rows, n_ = n;
+    const ScoredProblem plain = scored_problem(call_);
+    for (const bool scale_of_rows : {false, true}) {
+      if (scale_of_rows && !call_.has("scale")) break;
+      for (const bool sink_of_rows : {false, true}) {
+        if (sink_of_rows && !call_.has("sink")) break;
+        for (const DType bias : {plain.in, plain.accumulator()}) {
+          if (bias != plain.in && !plain.has(kBias)) continue;
+          ScoredProblem problem = plain;
+          problem.bias_type = bias;
+          if (scale_of_rows) problem.data[kScale] = address_of(problem.accumulator());
+          if (sink_of_rows) problem.sink = -std::numeric_limits<double>::infinity();
+          if (sink_of_rows && !call_.backward) problem.data[kSink] = address_of(problem.accumulator());
+          note_views(problem, {int(bias), scale_of_rows, sink_of_rows});
+        }
+      }
+    }
+  }
+
+ private:
+  // Of views that begin anywhere; a gradient may lie otherwise than the result.
+  void note_views(ScoredProblem problem, std::vector<int> key) {
+    const bool has_grads = problem.is_backward() && !is_reduction(problem.function);
+    for (const int first : kFirsts) {
+      problem.data[kInput] = address_of(problem.in, first);
+      for (const bool in_place : {false, true}) {
+        if (in_place && !first) break;
+        problem.data[kResult] = address_of(problem.out, in_place ? first : 0);
+        for (const int grad : kFirsts) {
+          if (grad && !has_grads) break;
+          if (has_grads) problem.data[kGradOf] = address_of(problem.in, grad);
+          note_layouts(problem, key, {first, in_place, grad, int(n_ % 16)});
+        }
+      }
+    }
+  }
+  // Kernels differ by what lies beside as often as by plans, in all lengths that begin and end vectors alike.
+  void note_layouts(const ScoredProblem& problem, std::vector<int> key, std::initializer_list<int> more) {
+    const CudaPlan* const plan = note_one(problem, -1, -1);
+    if (!plan) return;
+    key.insert(key.end(), more);
+    for (const int number : {int(plan->tier), plan->threads_per_row, plan->rows_per_block, plan->items_per_thread,
+                             plan->vec_size, plan->blocks_per_row, plan->smem_vecs, int(plan->access)})
+      key.push_back(number);
+    if (!seen_.insert(key).second) return;
+    for (int bias_lacks = -1; bias_lacks < (problem.has(kBias) ? 2 : 0); ++bias_lacks) {
+      for (int mask_lacks = -1; mask_lacks < (problem.has(kMask) ? 2 : 0); ++mask_lacks)
+        note_one(problem, bias_lacks, mask_lacks);
+    }
+  }
+  // `lacks`: the dim along which a tensor is broadcast.
+  const CudaPlan* note_one(ScoredProblem problem, int bias_lacks, int mask_lacks) {
+    const int64_t sizes[] = {rows_, n_}, all[] = {n_, 1}, of_rows[] = {1, 0}, broadcast[][2] = {{0, 1}, {n_, 0}};
+    const bool reduce[] = {false, true};
+    const auto beside = [&](int lacks) { return lacks < 0 ? all : broadcast[lacks]; };
+    const int64_t* strides[kDistance];
+    for (int t = 0; t < kDistance; ++t) {
+      const bool is_of_rows = t == kScale || t == kSink || t == kAlibi || t == kRowLse;
+      strides[t] = t == kBias ? beside(bias_lacks) : t == kMask ? beside(mask_lacks) : is_of_rows ? of_rows : all;
+    }
+    if (is_reduction(problem.function)) strides[problem.is_backward() ? kGradOf : kResult] = of_rows;
+    problem.lay_out(2, sizes, strides, reduce, {});
+    if (!cuda::can_launch_scored(problem)) return nullptr;
+    return kernels_->note([&] { cuda::make_scored_launch(problem, 0, nullptr, true); });
+  }
+
+  const Call& call_;
+  Kernels* const kernels_;
+  int64_t rows_ = 0, n_ = 0;
+  std::set<std::vector<int>> seen_;
+};
+
 std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64_t>& lengths, bool dims) {
   Kernels kernels(gpu);
   if (call.is_of_segments()) {
@@ -164,11 +242,29 @@ std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64
     }
     return kernels.json();
   }
-  for (const int64_t n : lengths.empty() ? lengths_to_walk() : lengths) {
-    for (const int64_t rows : rows_to_walk(gpu)) note_rows(call, rows, n, 1, &kernels);
+  if (call.is_scored()) {
+    if (dims) throw std::runtime_error("onepass: scores have kernels of rows listed alone");
+    ScoredRows scored(call, &kernels);
+    std::vector<int64_t> numbers_of_rows = rows_to_walk(gpu);
+    // How many threads stream a row of a reduction follows from how evenly rows fill the multiprocessors.
+    for (int64_t full = gpu.sm_count; full <= 8 * gpu.sm_count; full += gpu.sm_count) {
+      const int64_t most = full * 3 / 5;
+      if (is_reduction(scored_problem(call).function))
+        numbers_of_rows.insert(numbers_of_rows.end(), {most - 1, most + 1, full, full + 1});
+    }
+    for (const int64_t n : lengths.empty() ? lengths_to_walk(tables_of(gpu.name)) : lengths) {
+      for (const int64_t rows : numbers_of_rows) scored.note(rows, n);
+      if (n > 1 || !call.backward) continue;
+      for (const int64_t line : lengths_to_walk(tables_of(gpu.name)))
+        scored.note(line, n);  // rows of one lie in a line
+    }
+    return kernels.json();
+  }
+  for (const int64_t n : lengths.empty() ? lengths_of_losses() : lengths) {
+    for (const int64_t rows : rows_of_losses(gpu)) note_rows(call, rows, n, 1, &kernels);
     if (!dims || n == 1) continue;
     for (const int64_t inner : {2, 3, 4, 6, 8, 1000, 1001, 1002, 1004}) {
-      for (const int64_t rows : rows_to_walk(gpu)) note_rows(call, ceil_div(rows, inner), n, inner, &kernels);
+      for (const int64_t rows : rows_of_losses(gpu)) note_rows(call, ceil_div(rows, inner), n, inner, &kernels);
     }
   }
   return kernels.json();

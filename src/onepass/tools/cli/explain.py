@@ -33,7 +33,7 @@ from onepass.tools.cli.params import (
 @click.option(
     "--function", default="softmax", show_default=True, help="As softmax, logsumexp, cross_entropy or segment_softmax."
 )
-@click.option("--options", multiple=True, type=Names(), metavar="NAME[,...]", help="What a loss is given, as softcap.")
+@click.option("--options", multiple=True, type=Names(), metavar="NAME[,...]", help="What a call is given, as softcap.")
 @click.option("--segments", type=click.IntRange(0), metavar="N", help="How many segments there are.")
 @click.option("--engine", default="auto", show_default=True, help="auto, cpu, cuda or triton.")
 @click.option(

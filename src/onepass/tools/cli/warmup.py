@@ -39,7 +39,7 @@ def _dtype_pair(text: str) -> str:
 @click.option("--lengths", metavar="N[,...]", help="Lengths of the rows, in elements.  [default: any]")
 @click.option("--backward", is_flag=True, help="Compile the kernels of the gradients too.")
 @click.option("--all-dims", is_flag=True, help="Compile the kernels of calls over other dims than the last too.")
-@click.option("--options", multiple=True, type=Names(), metavar="NAME[,...]", help="Of calls of losses, as softcap.")
+@click.option("--options", multiple=True, type=Names(), metavar="NAME[,...]", help="What calls are given, as softcap.")
 @click.option("--arch", type=int, metavar="CC", help="Fill the disk cache for GPUs that are elsewhere: 90 for 9.0.")
 @json_option("the counts")
 def warmup(
