@@ -359,8 +359,8 @@ def call_plan(
     chip: tuple[int, int, str] = (0, 0, ""),
     which: str = "forward",
 ) -> dict[str, Any]:
-    """The launches of a call of a loss, of segments or with scores: tier, launch numbers and the names of the kernels; empty where
-    no kernel takes it.
+    """The launches of a call of a loss, of segments or with scores: tier, launch numbers and the names of the kernels;
+    empty where no kernel takes it.
 
     `call`: the function's name, then those of its options (_call_names.py). `types`: of what is read and made.
     `strides`: of the input, then of a result of segments. `chip`: compute capability, multiprocessors and name of a
@@ -385,8 +385,8 @@ def call_kernels(
     lengths: Sequence[int] = (),
     dims: bool = False,
 ) -> dict[str, tuple[Any, ...]]:
-    """What `kernels_to_warm` says of functions, of calls of a loss, of segments or with scores: (function, types, `which`, numbers)
-    of each kernel, by what tells it from others.
+    """What `kernels_to_warm` says of functions, of calls of a loss, of segments or with scores: (function, types,
+    `which`, numbers) of each kernel, by what tells it from others.
 
     `call` is that of `call_plan`, `types` are those of what its kernels read and make. `lengths` of segments are their
     mean.

@@ -1,4 +1,4 @@
-"""Warming up losses, segments and scores: calls ask for none but the kernels that are listed, and these are then on disk."""
+"""Warming up losses, segments and scores: calls ask for no kernels but those that are listed, and these compile."""
 
 import functools
 import random

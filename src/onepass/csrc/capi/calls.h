@@ -96,7 +96,7 @@ inline SegmentProblem segment_problem(const Call& call) {
   if (call.has("order")) problem.order = address_of(DType::float32);
   return problem;
 }
-// Scale and sink are numbers. A gradient is that of the elements; it has no bias, but for logsumexp.
+// Scale and sink are numbers. A gradient goes to the elements, not to the scores; it has no bias, but for logsumexp.
 inline ScoredProblem scored_problem(const Call& call) {
   ScoredProblem problem = {};
   problem.function = call.function == "softmin" ? Function::softmax : function_of(call.function);

@@ -125,7 +125,7 @@ struct InputGrad {
   __device__ A operator()(A y, A g, Index index = 0) const {
     return has_outsiders() ? at<true>(y, g, index) : at<false>(y, g, index);
   }
-  // The same; `x`: that of the element, where it was read.
+  // The same; `x`: the element of the input, where it was read.
   template <bool HasOutsiders, class Index, class... X>
   __device__ A at(A y, A g, [[maybe_unused]] Index index, X... x) const {
     const A grad = C::Grad::template result<typename C::Out>(y, g, sum);
