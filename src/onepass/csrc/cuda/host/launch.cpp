@@ -48,8 +48,8 @@ struct HashKernelId {
 // Whether the kernel is one of scores, losses or segments, which are compiled for a number of threads.
 bool is_of_family(const KernelKind& kind) { return kind.score_parts || kind.loss_parts || kind.segment_parts; }
 
-// The threads of a block that a kernel is compiled for, where it is for so many: at most, or, of scored rows that blocks
-// share, just those.
+// The threads of a block that a kernel is compiled for, where it is for so many: at most, or, of scored rows that
+// blocks share, just those.
 int block_threads(const KernelKind& kind, const CudaPlan& plan) {
   const bool shared = plan.tier == Tier::block || plan.tier == Tier::cluster;
   if (kind.score_parts && kind.pass == Pass::forward && shared) return plan.threads();
