@@ -69,7 +69,10 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   if (in_columns) {
     plan.route = ScoredRoute::columns;
     const int64_t fit = kScratch * int64_t(sizeof(float)) / size / (p.n + 1);
-    const int64_t least = backward ? 8 * L : 2 * L;  // gradients take no scratch memory
+    // Gradients take no scratch memory. Steps of whole narrow lines go together.
+    const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
+    const int64_t line_width = follows && column.size <= kMaxColumns / 2 ? up_to(column.size, 2 * L) : 2 * L;
+    const int64_t least = backward ? 8 * L : line_width;
     const int64_t most = std::clamp<int64_t>(fit & -2 * L, least, std::min(kMaxColumns, kMaxSequences * L));
     // All tiles are about equally wide, and begin at lines.
     const int64_t line = std::max<int64_t>(L, kLine / size_of(p.out));

@@ -271,24 +271,59 @@ struct ScoredForward {
 
   // Columns -----------------------------------------------------------------------------------------------------------
 
+  // Steps of narrow tiles that lie one behind the other go together, as a wide step of more columns: how many of a
+  // tile.
+  int64_t steps_together(const ScoredRun& tile) const {
+    const auto follows = [&](ScoredTensor tensor) {
+      return !p.has(tensor) || rows.inner.strides[tensor] == tile.count * tile.step[tensor];
+    };
+    const bool all = rows.is_one_run() && !p.has_window() && !p.has(kAlibi) && follows(kInput) && follows(kScale) &&
+                     follows(kBias) && follows(kMask) && (kReduces || follows(kResult));
+    return all && p.n > kMaxShortDepth ? std::clamp<int64_t>(kMaxColumns / tile.count, 1, p.n) : 1;
+  }
+  // Writes the scores of the wide steps [first, last). What the last one lacks is -inf.
+  void write_wide_scores(const ScoredRun& columns, int64_t together, int64_t first, int64_t last,
+                         int64_t across) const {
+    const auto write = scores_writer<A>(rows, columns.step);
+    int64_t apart[kScoredTensors];
+    for (int tensor = 0; tensor < kScoredTensors; ++tensor) apart[tensor] = together * rows.inner.strides[tensor];
+    const auto write_steps = [&](int64_t begin, int64_t steps, int64_t count) {
+      const RunPlace at(ScoredRun{columns.origin, rows.inner.strides, begin * together, 1});
+      if (steps) {
+        write(rows, {at.of, columns.step, columns.first, count * columns.count}, steps, apart,
+              t + (begin - first) * across, across);
+      }
+    };
+    const int64_t whole = std::min(last, p.n / together), rest = p.n - whole * together;
+    write_steps(first, whole - first, together);
+    if (whole == last) return;
+    std::fill_n(t + (whole - first) * across, across, -kInf<A>);
+    write_steps(whole, 1, rest);
+  }
   // E is the type whose precision the exponentials have: that of the results, or that of a logsumexp.
   template <class E>
   void columns(int64_t begin, int64_t end) const {
     ForwardTile<Epilogue, E> tile;
     tile.t = t;
     const int64_t size = size_of(p.in);
-    tile.next_step = rows.inner.strides[kInput] * size, tile.next_vector = L * size;
     rows.for_each_tile(begin, end, plan.width, [&](const ScoredRun& columns) {
-      const int64_t across = ceil_div(columns.count, L) * L, sinks = has_sink ? 1 : 0;
-      const int64_t depth = std::min(p.n, tile_depth(across) - sinks);
-      const bool fits = depth == p.n, fetches = fits && p.n * columns.count * size <= kFetchBytes;
+      const int64_t together = steps_together(columns), width = together * columns.count;
+      const int64_t steps = ceil_div(p.n, together), across = ceil_div(width, L) * L, sinks = has_sink ? 1 : 0;
+      const int64_t depth = std::min(steps, tile_depth(across) - sinks);
+      const bool fits = depth == steps, fetches = fits && p.n * columns.count * size <= kFetchBytes;
       const char* const x = static_cast<const char*>(p.data[kInput]) + columns.at(kInput) * size;
       tile.next = fetches && rows.is_one_run() && columns.step[kInput] == 1 ? x + columns.count * size : nullptr;
+      tile.next_step = together * rows.inner.strides[kInput] * size, tile.next_vector = L * size;
+      tile.parts = together, tile.columns = columns.count;
       const bool keeps_exps = Epilogue::kFromExp && fits && !p.has(kRowLse);  // of +inf they would make no logsumexp
       // A block of steps, the first one with the sinks behind it.
       const auto load = [&](int64_t first) {
-        const int64_t last = std::min(first + depth, p.n), count = last - first;
-        write_tile_scores(rows, columns, first, last, t, across);
+        const int64_t last = std::min(first + depth, steps), count = last - first;
+        if (together == 1) {
+          write_tile_scores(rows, columns, first, last, t, across);
+        } else {
+          write_wide_scores(columns, together, first, last, across);
+        }
         if (sinks && first == 0) {
           A* const behind = std::fill_n(t + count * across, across, -kInf<A>);
           write_sinks(columns, behind - across);
@@ -303,7 +338,7 @@ struct ScoredForward {
           return store_short(columns, across);
         }
       }
-      for (int64_t first = 0; first < p.n; first += depth) {
+      for (int64_t first = 0; first < steps; first += depth) {
         load(first);
         if (first > 0) {
           tile.reduce_more();
@@ -311,6 +346,7 @@ struct ScoredForward {
           keeps_exps ? tile.template reduce<Epilogue::kFromExp>() : tile.template reduce<false>();
         }
       }
+      tile.fold();
       if (kReduces || p.has(kRowLse)) store_lse_of(columns, tile);
       if constexpr (!kReduces) {
         for (int64_t s = 0; p.empty_is_zero && s < across / L; ++s) {
@@ -319,16 +355,16 @@ struct ScoredForward {
           tile.sum[s] = is_empty ? Vector{} + 1 / kTileUnscale<A> : tile.sum[s];
         }
         // The lanes behind the last column have nothing; they need no NaN.
-        const int64_t last = across / L - 1, lanes = columns.count - last * L;
+        const int64_t last = across / L - 1, lanes = width - last * L;
         tile.m[last] = keep_lanes(tile.m[last], lanes, 0);
         tile.sum[last] = keep_lanes(tile.sum[last], lanes, 1 / kTileUnscale<A>);
         tile.numbers();
-        for (int64_t first = 0; first < p.n; first += depth) {
-          const int64_t count = fits ? p.n : load(first);
+        for (int64_t first = 0; first < steps; first += depth) {
+          const int64_t count = fits ? steps : load(first);
           if (keeps_exps) {
-            store_steps<std::bool_constant<Epilogue::kFromExp>>(columns, first, count, tile);
+            store_steps<std::bool_constant<Epilogue::kFromExp>>(columns, together, first, count, tile);
           } else {
-            store_steps<std::false_type>(columns, first, count, tile);
+            store_steps<std::false_type>(columns, together, first, count, tile);
           }
         }
       }
@@ -365,16 +401,24 @@ struct ScoredForward {
     });
   }
   template <class FromExps, class Tile>
-  __attribute__((noinline)) void store_steps(const ScoredRun& columns, int64_t first, int64_t count, Tile& tile) const {
+  __attribute__((noinline)) void store_steps(const ScoredRun& columns, int64_t together, int64_t first, int64_t count,
+                                             Tile& tile) const {
     tile.begin_results(0, count);
-    rows.for_each_step(columns, first, first + count, [&](const ScoredRun& run, int64_t i) {
+    const auto store = [&](const ScoredRun& run, int64_t i) {
       Y* const y = plan.stores_in_place ? rows.template data<Y>(kResult, run) : reinterpret_cast<Y*>(t);
-      if (!streaming) rows.fetch_step(kResult, p.out, run);
+      if (!streaming && together == 1) rows.fetch_step(kResult, p.out, run);
       tile.template step_results<FromExps>(i - first, [&](int64_t w, const auto& v) __attribute__((always_inline)) {
-        TileWalk<A>::template store_results<false>(y + w * L, run.count - w * L, v, streaming);
+        if (w * L < run.count) {
+          TileWalk<A>::template store_results<false>(y + w * L, run.count - w * L, v, streaming);
+        }
       });
       if (!plan.stores_in_place) write_run(rows, run, t, false);
-    });
+    };
+    if (together == 1) return rows.for_each_step(columns, first, first + count, store);
+    for (int64_t i = first; i < first + count; ++i) {
+      const int64_t begin = i * together, some = std::min(together, p.n - begin) * columns.count;
+      store({columns.origin, columns.step, columns.first + begin * columns.count, some}, i);
+    }
   }
 
   // Chunks ------------------------------------------------------------------------------------------------------------
