@@ -49,12 +49,17 @@ inline void set_chunks(CpuPlan& plan, int64_t rows, int64_t n, bool reduces) {
 
 constexpr int64_t kMaxSliceElements = 1024;  // of a slice that is transposed; one per lane
 constexpr int64_t kSliceTile = 4096;         // elements of a tile of slices
-constexpr int64_t kMaxColumns = 256;         // of a tile
+constexpr int64_t kMaxColumns = 256;         // of a tile, if it has no more vectors than it may
 constexpr int64_t kGradLineBytes = 4096;     // of a line of a tile of a gradient, which is read in place: a page
 constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
 constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
 constexpr int64_t kLowSteps = 32;            // of a gradient whose columns go in blocks, and the columns of a line
 constexpr int64_t kLowColumns = 256;
+
+// The most columns of a tile whose vectors have `lanes` lanes.
+constexpr int64_t most_columns(int64_t lanes) {
+  return kMaxColumns < kMaxSequences * lanes ? kMaxColumns : kMaxSequences * lanes;
+}
 
 // The tiles of a call. The scratch memory has room for one of a function, or for two of a gradient, which copies no
 // columns, however long.
@@ -78,8 +83,7 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
   int64_t items = slices, elements = n * b;
   if (in_columns && fills) {
     tile.kind = TileKind::columns, tile.columns = 1;
-    const int64_t lanes = kMaxSequences * L, forward = kMaxColumns < lanes ? kMaxColumns : lanes;
-    const int64_t most = backward ? kGradLineBytes / size_of(call.type(kSaved)) : forward;
+    const int64_t most = backward ? kGradLineBytes / size_of(call.type(kSaved)) : most_columns(L);
     const int64_t fit = capacity / n / line * line;
     int64_t columns = call.is_reduction() || fit < 2 * line || fit > most ? most : fit;
     if (backward) columns = most;

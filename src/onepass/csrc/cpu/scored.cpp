@@ -73,7 +73,7 @@ ScoredPlan plan_scored(ScoredProblem& p) {
     const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
     const int64_t line_width = follows && column.size <= kMaxColumns / 2 ? up_to(column.size, 2 * L) : 2 * L;
     const int64_t least = backward ? 8 * L : line_width;
-    const int64_t most = std::clamp<int64_t>(fit & -2 * L, least, std::min(kMaxColumns, kMaxSequences * L));
+    const int64_t most = std::clamp<int64_t>(fit & -2 * L, least, most_columns(L));
     // All tiles are about equally wide, and begin at lines.
     const int64_t line = std::max<int64_t>(L, kLine / size_of(p.out));
     plan.width = std::min(up_to(ceil_div(column.size, ceil_div(column.size, most)), line), most);

@@ -279,7 +279,7 @@ struct ScoredForward {
     };
     const bool all = rows.is_one_run() && !p.has_window() && !p.has(kAlibi) && follows(kInput) && follows(kScale) &&
                      follows(kBias) && follows(kMask) && (kReduces || follows(kResult));
-    return all && p.n > kMaxShortDepth ? std::clamp<int64_t>(kMaxColumns / tile.count, 1, p.n) : 1;
+    return all && p.n > kMaxShortDepth ? std::clamp<int64_t>(most_columns(L) / tile.count, 1, p.n) : 1;
   }
   // Writes the scores of the wide steps [first, last). What the last one lacks is -inf.
   void write_wide_scores(const ScoredRun& columns, int64_t together, int64_t first, int64_t last,
