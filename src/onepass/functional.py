@@ -94,7 +94,7 @@ _softmax, _log_softmax, _softmin, _logsumexp = (
 def _call_with_scores(
     function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any]
 ) -> Tensor:
-    """The same of a call with scores, whose arguments are checked here in either path."""
+    """A call with scores, whose arguments are checked here in either path."""
     if (
         not _is_dynamo_compiling()
         and engine == "auto"

@@ -110,7 +110,7 @@ def test_published_files_are_read_and_no_copy_in_them_is_disturbed() -> None:
             assert slow_copies(rows) == {}, path
             if ours:
                 files += 1
-                assert len(rows) >= 20
+                assert len(rows) > (19 if "gallery-cpu" in path.name else 50)  # its two loops are slow
                 assert any(r.ok and r.provider == "onepass" and r.median_us for r in rows)
     assert seen > 1200
     assert files >= 15

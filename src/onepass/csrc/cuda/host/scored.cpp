@@ -118,7 +118,7 @@ std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int width, 
   };
   if (threads) return share(1, threads, kMostVecs * width);
   if (size_of(problem.in) > 2 || width < 4) return {};  // cp.async takes 8 bytes
-  // The same of blocks and threads; few blocks before many.
+  // Blocks and threads are chosen in the same way; few blocks before many.
   const int kept = reads_beside ? kManyScores : kKept, least_each = reads_beside ? kKept : kKept + width,
             most_each = reads_beside ? kManyScores : kMostEach;
   std::optional<CudaPlan> best;

@@ -200,7 +200,7 @@ struct AccVecs {
   __device__ void score(int i, const Vectors& vectors, const Operand& operand, int first) {
     operand.template score<true>(vectors, first, at + i * V);
   }
-  // The same of one of which not all elements may be the row's, and of one of which none is.
+  // The scores of a vector that may have elements that are not the row's.
   __device__ void score_elements(int i, const In* from, const Operand& operand, int first, int offset) {
     operand.score_elements(from, first, offset, at + i * V);
   }

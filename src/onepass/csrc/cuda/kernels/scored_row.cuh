@@ -276,7 +276,7 @@ struct PositionalOperand {
     if (Full && (!C::has(kScoreWindow) || window.covers(first))) return;
     unroll<V>([&](int v) { scores[v] = window.has(first + v) ? scores[v] : A(-infinity()); });
   }
-  // The same of a vector of which not all elements may be the row's: no other one is read.
+  // The scores of a vector that may have elements that are not the row's: those are not read.
   __device__ void score_elements(const In* from, int first, int offset, A* scores) const {
     const int begin = first + offset;
     Vectors vectors = {};
