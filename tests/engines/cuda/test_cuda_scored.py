@@ -95,6 +95,9 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
     "grid": (BF16, 37, 32, Plan(Tier.COLUMNS_GRID, 4, 8, 24, 8, 2, 0, Access.ALIGNED)),
     "twopass": (F32, 37, 32, Plan(Tier.COLUMNS_TWOPASS, 8, 4, 16, 4, 1, 0, Access.ALIGNED)),
     "twopass, grid": (F16, 37, 33, Plan(Tier.COLUMNS_TWOPASS, 33, 3, 4, 1, 2, 0, Access.PREDICATED)),
+    "staged": (BF16, 7, 33, Plan(Tier.COLUMNS_STAGED, 34, 1, 14, 2, 1, 2, Access.ALIGNED)),
+    "staged, elements": (F32, 37, 32, Plan(Tier.COLUMNS_STAGED, 32, 3, 14, 1, 1, 1, Access.ALIGNED)),
+    "staged, vectors": (F16, 5, 32, Plan(Tier.COLUMNS_STAGED, 16, 1, 20, 4, 2, 1, Access.ALIGNED)),
 }
 
 
@@ -123,7 +126,7 @@ def test_each_tier_of_rows_in_the_emulator(emulator, name, parts, tmp_path):
 
 
 @emulated
-@pytest.mark.parametrize(("name", "parts"), of_each(COLUMNS, "shifted", "grid", "twopass, grid"))
+@pytest.mark.parametrize(("name", "parts"), of_each(COLUMNS, "shifted", "grid", "twopass, grid", "staged"))
 def test_each_way_to_take_columns_in_the_emulator(emulator, name, parts):
     dtype, n, inner, plan = COLUMNS[name]
     call = drawn(dtype, (2, n, inner), PARTS[parts], len(name))

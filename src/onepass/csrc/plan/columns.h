@@ -47,18 +47,20 @@ struct ColumnPlanner : ColumnSpeed {
   }
 
   // The same for columns of scores, which come through registers: also those that wait in shared memory, which takes
-  // time (H100, 2026-11-26).
-  CudaPlan plan_of_scores() const {
+  // time (H100, 2026-11-26). `of_staged`: how much of its expected speed the tier staged has.
+  CudaPlan plan_of_scores(double of_staged) const {
     constexpr int kAcross = 128, kMostWords = 48;
     if (view.strided && n * on_chip / 4 <= kMostWords)  // a thread has a column
       return {Tier::columns, kAcross, 1, compiled_vecs(n), 1, 1, 0, VecAccess::strided};
     if (view.strided) return plan_in_place();
     CudaPlan best = {};
     double speed = 0;
-    for_each_tile([&](const CudaPlan& other) {
-      const double of_other = expected(other) * (!gradient && other.keeps_vecs_in_smem() ? 0.75 : 1);
+    const auto try_it = [&](const CudaPlan& other, double factor) {
+      const double of_other = expected(other) * factor;
       if (of_other > speed) best = other, speed = of_other;
-    });
+    };
+    if (const auto staged = plan_staged()) try_it(*staged, of_staged);
+    for_each_tile([&](const CudaPlan& other) { try_it(other, !gradient && other.keeps_vecs_in_smem() ? 0.75 : 1); });
     return best;
   }
 

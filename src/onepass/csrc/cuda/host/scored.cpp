@@ -41,10 +41,11 @@ uint64_t end_of_words(const ScoredProblem& problem, ScoredTensor tensor, int siz
   const uint64_t end = uint64_t(problem.data[tensor]) + uint64_t(last + 1) * uint64_t(size);
   return (end + 3) / 4 * 4;
 }
-// Whether all rows begin with a vector.
-bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width) {
+// Whether all rows begin with a vector, or all lines of columns, which the last of the outer dims is along.
+bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width, bool of_lines = false) {
   bool aligned = uint64_t(problem.data[tensor]) % uint64_t(size * width) == 0;
-  for (int d = 0; d < problem.outer.count; ++d) aligned &= stride_of(problem.outer, d, tensor) % width == 0;
+  if (of_lines) aligned &= step_of(problem, tensor) % width == 0;
+  for (int d = 0; d < problem.outer.count - of_lines; ++d) aligned &= stride_of(problem.outer, d, tensor) % width == 0;
   return aligned;
 }
 
@@ -331,16 +332,18 @@ constexpr ScoredTensor kForwardColumns[] = {kInput, kResult}, kBackwardColumns[]
 unsigned column_parts(const ScoredProblem& problem, const CudaPlan& plan) {
   constexpr int64_t kLeastSkipped = 128;  // shorter columns are read sooner than it is found out what to read of them
   const bool backward = problem.is_backward();
-  const bool skips =
-      backward && problem.function != Function::log_softmax && problem.has_window() && problem.n >= kLeastSkipped;
+  const bool skips = backward && problem.function != Function::log_softmax && problem.has_window() &&
+                     problem.n >= kLeastSkipped && !plan.is_staged();
   const ScoredTensor lead = backward ? kResult : kInput;
   const int width = plan.vec_size, lead_size = size_of(backward ? problem.out : problem.in);
+  // Vectors of slices in shared memory begin at any element in memory.
+  const bool are_vectors = !plan.is_staged() || is_aligned(problem, lead, lead_size, width, true);
   return parts_of(problem) | (skips ? kScoreSkips : 0u) |
          vector_parts(
              problem, width,
              [&](ScoredTensor tensor) { return stride_of(problem.outer, problem.outer.count - 1, tensor); },
              [&](ScoredTensor tensor, int size) {
-               return (step_of(problem, tensor) - step_of(problem, lead)) % width == 0 &&
+               return are_vectors && (step_of(problem, tensor) - step_of(problem, lead)) % width == 0 &&
                       in_phase(problem, lead, lead_size, tensor, size, width);
              });
 }
@@ -367,18 +370,26 @@ Problem plain_columns(const ScoredProblem& problem) {
   return plain;
 }
 
-CudaPlan plan_columns(const Problem& plain, const Gpu& gpu) {
+CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const Gpu& gpu) {
   ColumnView view = column_view(plain);
   // Of small slices whose lines do not fill a warp, threads take columns of several.
   constexpr int64_t kWarp = 32;
-  const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.inner() < kWarp;
-  if (view.is_scattered || (is_tiny && view.slices() > 1) || !view.tile) view = column_view(plain, true);
-  return column_planner(view, gpu, plain, true).plan_of_scores();
+  const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.inner() < kWarp,
+             is_short = is_tiny && view.slices() > 1;
+  if (view.is_scattered || (is_short && !view.slices_follow) || !view.tile) view = column_view(plain, true);
+  // What lies beside x is read element by element once x is in shared memory (24 shapes, H200, 2026-11-29).
+  const bool reads_beside = problem.has(kBias) || problem.has(kMask);
+  const double of_staged = is_short                ? 100
+                           : problem.has(kOfCap)   ? 0.25
+                           : problem.is_backward() ? 0.75
+                           : reads_beside          ? 0.4
+                                                   : 0.9;
+  return column_planner(view, gpu, plain, true).plan_of_scores(of_staged);
 }
 
 Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaPlan* given, const Gpu& gpu) {
   const Problem plain = plain_columns(problem);
-  const CudaPlan plan = given ? *given : plan_columns(plain, gpu);
+  const CudaPlan plan = given ? *given : plan_columns(problem, plain, gpu);
   KernelKind kind = kind_of(plain);
   kind.score_parts = column_parts(problem, plan), kind.bias = problem.bias_type;
   return make_column_launch(plan, plain, kind, device);

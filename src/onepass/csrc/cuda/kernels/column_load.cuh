@@ -76,6 +76,9 @@ struct PlainLoad {
   __device__ PlainLoad(const From&, const Tile&) {}
 };
 
+template <class C>
+using Scoring = typename Conditional<C::kScoresOnLoad, ScoringLoad<C>, PlainLoad>::type;
+
 // The tile whose vectors are read.
 template <class C, class From, class Tile>
 __device__ inline decltype(auto) read_tile(const From& from, const Tile& tile) {
@@ -95,7 +98,7 @@ struct TileLoad {
   const Sequence& sequence;
   const Tile& tile;
   const typename Conditional<C::kSkipsHidden, Tile, const Tile&>::type seen;
-  const typename Conditional<C::kScoresOnLoad, ScoringLoad<C>, PlainLoad>::type scoring;
+  const Scoring<C> scoring;
   OperandFragments<C, kVecs> fragment;
 
   __device__ TileLoad(const Sequence& sequence, const Tile& tile)
@@ -310,7 +313,7 @@ struct PipelinedLoad : TileLoad<C> {
 
 template <class C>
 using ColumnLoad = typename Conditional<
-    C::kStaged, StagedLoad<C, TileSequence<C>>,
+    C::kStaged, StagedLoad<C, TileSequence<C>, Scoring<C>>,
     typename Conditional<C::kInSmem, SmemLoad<C, TileSequence<C>>,
                          typename Conditional<C::kTwoPass || !C::kReduces, TwoPassLoad<C>,
                                               typename Conditional<is_pipelined<C>, PipelinedLoad<C>,

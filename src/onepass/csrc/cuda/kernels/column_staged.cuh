@@ -131,11 +131,16 @@ struct StagedTile {
     const int vec = vecs_before + column / V;
     return vec < group_vecs && column_of(vec, column) < tiles.slice_cols;
   }
-  __device__ int64_t column_offset(int column) const {
+  __device__ int64_t column_offset(int column) const { return columns_before(column) * tiles.steps[1]; }
+  // As of a ThreadTile.
+  __device__ int64_t slice_column() const { return slice_col; }
+  __device__ int64_t columns_before() const { return (group * tiles.group_slices + first_slice) * tiles.slice_cols; }
+  __device__ int64_t columns_before(int column) const {
     const int vec = vecs_before + column / V;
-    const int64_t slice = group * tiles.group_slices + slice_of(vec);
-    return (slice * tiles.slice_cols + column_of(vec, column)) * tiles.steps[1];
+    return (group * tiles.group_slices + slice_of(vec)) * tiles.slice_cols + column_of(vec, column);
   }
+  __device__ bool is_whole() const { return count > 0 && rest >= V; }
+  __device__ bool has_own(int v) const { return count > 0 && v < rest; }
 
  private:
   __device__ int slice_of(int vec) const { return divide((unsigned)vec, tiles.by_slice_vecs); }
@@ -228,11 +233,12 @@ __device__ inline T load_smem_element(uint32_t at) {
   return load_smem_if(true, at, T{});
 }
 
-// How a thread gets the elements of its tiles. Sequence is that of the block's groups.
-template <class C, class Sequence>
+// How a thread gets the elements of its tiles, and with kScoresOnLoad their scores, by Scoring. Sequence is that of the
+// block's groups.
+template <class C, class Sequence, class Scoring>
 struct StagedLoad {
   typedef StagedTile<C> Tile;
-  typedef typename C::First First;
+  typedef typename C::Loaded First;  // in memory
   typedef typename C::In In;
   typedef typename C::Out Out;
   static constexpr int kVecs = C::kVecs, V = C::kVecSize, kPairs = (V + 1) / 2;
@@ -328,11 +334,12 @@ struct StagedLoad {
   Stream& stream;
   const Sequence& sequence;
   const Tile& tile;
+  const Scoring scoring;
   OperandFragments<C, kVecs> fragment;
   OperandFragments<C, kStageVecs> stage;  // none arrive apart
 
   __device__ StagedLoad(Stream& stream, const Sequence& sequence, const Tile& tile, int64_t)
-      : stream(stream), sequence(sequence), tile(tile) {
+      : stream(stream), sequence(sequence), tile(tile), scoring(sequence.from, tile) {
     if (tile.begins) stream.begin(tile.group);
   }
   template <class F, class G>
@@ -342,7 +349,13 @@ struct StagedLoad {
     absorb(fragment, [] {});
   }
   __device__ void load_registers() {
-    load(fragment.first, kStagedFirst);
+    if constexpr (C::kScoresOnLoad) {
+      ColumnFragment<C, First, kVecs> raw;
+      load(raw, kStagedFirst);
+      scoring.score(fragment.first, 0, [&](int i, int v) { return raw.get(i, v); });
+    } else {
+      load(fragment.first, kStagedFirst);
+    }
     if constexpr (C::kOperands > 1) load(fragment.second, kStagedSecond);
   }
   __device__ void prefetch_next() const {}
@@ -360,11 +373,11 @@ struct StagedLoad {
     at += tile.template first_byte<Out>(kStagedResult);
     for_each_pair<Out>(at, step, [&](int i, int p, uint32_t at, PairAccess access) {
       if constexpr (is_half2<C, Out>) {
-        store_smem_pair(access, at, pack_half2<Out>(result(fragment, i, 2 * p), result(fragment, i, 2 * p + 1)));
+        store_smem_pair(access, at, pack_half2<Out>(result(fragment, i, 2 * p, i), result(fragment, i, 2 * p + 1, i)));
       } else {
-        store_smem_if(access.low, at, from_acc<Out>(result(fragment, i, 2 * p)));
+        store_smem_if(access.low, at, from_acc<Out>(result(fragment, i, 2 * p, i)));
         if constexpr (V > 1)
-          store_smem_if(access.high, at + (int)sizeof(Out), from_acc<Out>(result(fragment, i, 2 * p + 1)));
+          store_smem_if(access.high, at + (int)sizeof(Out), from_acc<Out>(result(fragment, i, 2 * p + 1, i)));
       }
     });
     if (!tile.ends) return;

@@ -156,6 +156,19 @@ struct ThreadTile {
   __device__ bool has_column(int column) const {
     return first_col + column < tiles.inner && (!C::kShifted || is_inside(column, tiles.tile_cols));
   }
+  // The thread's first column in its slice, which may be another tile's (shifted). It is 0 where there is none.
+  __device__ int64_t slice_column() const {
+    const int64_t column = first_col + col;
+    return C::kShifted || column < tiles.inner ? column : 0;
+  }
+  // How many columns, of all slices, come before the slice; before a column of the tile.
+  __device__ int64_t columns_before() const { return C::kStrided ? 0 : slice * tiles.inner; }
+  __device__ int64_t columns_before(int column) const { return columns_before() + first_col + column; }
+  // Whether all columns of the thread's vectors exist; whether one does.
+  __device__ bool is_whole() const {
+    return C::kShifted ? in_tile == (1u << V) - 1 : C::kAligned || C::kStrided || rest >= V;
+  }
+  __device__ bool has_own(int v) const { return C::kShifted ? in_tile >> v & 1 : is_whole() || v < rest; }
   // Where the result of one of the tile's columns is, which has one element.
   __device__ int64_t column_offset(int column) const {
     int64_t at[2] = {0, origin + (first_col + column) * tiles.steps[1]};

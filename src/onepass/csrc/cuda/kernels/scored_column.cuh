@@ -4,13 +4,14 @@
 
 #include "column_fragment.cuh"
 #include "column_reduce.cuh"
+#include "column_staged.cuh"
 #include "score.cuh"
 #include "scored_row.cuh"
 
 // Where the elements of a thread's vectors are in the tensors, and whether they are inside the window.
 template <class C>
 struct ColumnPlaces {
-  typedef ThreadTile<C, C::kTensors> Tile;
+  typedef typename Conditional<C::kStaged, StagedTile<C>, ThreadTile<C, C::kTensors>>::type Tile;
   static constexpr int V = C::kVecSize;
   const ScoreMap& map;
   const Tile& tile;
@@ -19,13 +20,13 @@ struct ColumnPlaces {
   bool is_whole;        // whether all columns of its vectors exist
 
   __device__ ColumnPlaces(const ScoreMap& map, const Tile& tile)
-      : map(map), tile(tile), first(map, C::kStrided ? column() : tile.slice * tile.tiles.inner) {
-    if constexpr (!C::kStrided) first.move(map, 0, column());
+      : map(map), tile(tile), first(map, C::kStrided ? tile.slice_column() : tile.columns_before()) {
+    if constexpr (!C::kStrided) first.move(map, 0, tile.slice_column());
     row = tile.line + sharing_rank<C>() * tile.tiles.threads_y;
     turn = sharing_blocks<C>() * tile.tiles.threads_y;
-    is_whole = C::kShifted ? tile.in_tile == (1u << V) - 1 : C::kAligned || C::kStrided || tile.rest >= V;
+    is_whole = tile.is_whole();
   }
-  __device__ bool has_column(int v) const { return C::kShifted ? tile.in_tile >> v & 1 : is_whole || v < tile.rest; }
+  __device__ bool has_column(int v) const { return tile.has_own(v); }
   // From one column of a vector to the next.
   __device__ int64_t column_step(MapTensor t) const { return C::kStrided ? 0 : map.strides[t][0]; }
   // Where the first element of vector q is.
@@ -87,18 +88,13 @@ struct ColumnPlaces {
         if (!C::kStrided) at += (int64_t)turn * map.steps[t];
       });
     };
-    if (C::kAligned || C::kStrided || Access == BesideAccess::same || is_whole)
+    if ((C::kAligned && !C::kStaged) || C::kStrided || Access == BesideAccess::same || is_whole)
       load_all(true);
     else
       load_all(false);
   }
 
  private:
-  // The thread's first column.
-  __device__ int64_t column() const {
-    const int64_t column = tile.first_col + tile.col;
-    return C::kShifted || column < tile.tiles.inner ? column : 0;
-  }
   template <class F>
   __device__ void for_each_reduced(int q, F f) const {
     unsigned rest = row + q * turn;
@@ -141,7 +137,7 @@ struct MadeScores {
   }
   template <class T>
   static __device__ T neutral() {
-    return T(-infinity());
+    return from_acc<T>(-infinity());
   }
 };
 
@@ -165,7 +161,29 @@ struct ScoringLoad : ColumnPlaces<C> {
   __device__ void load(ColumnFragment<C, A, Vecs>& to, int q) const {
     BesideVector<C, T> raw[Vecs];
     load_x(raw, q);
-    score<0>(to, raw, q);
+    score(to, q, [&](int i, int v) { return raw[i][v]; });
+  }
+  // The same of the elements x(i, v), from the vector `First` on, a stage at a time.
+  template <int First = 0, int Vecs, class X>
+  __device__ void score(ColumnFragment<C, A, Vecs>& to, int q, X x) const {
+    constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
+    BesideVector<C, Bias> biases[kCount];
+    BesideVector<C, unsigned char> masks[kCount];
+    if constexpr (C::has(kScoreBias)) this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First);
+    if constexpr (C::has(kScoreMask)) this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First);
+    unroll<kCount>([&](int i) {
+      const int vec = q + First + i, distance = this->distance(vec), step = this->distance_step();
+      unroll<V>([&](int v) {
+        const A bias = C::has(kScoreBias) ? A(to_acc(biases[i][v])) : A(0);
+        const A s = score_element<C>(map, x(First + i, v), factors[v], bias, slopes[C::has(kScoreAlibi) ? v : 0],
+                                     A(distance + v * step));
+        // A mask that was not loaded is 0.
+        const bool takes_part =
+            (C::has(kScoreMask) ? masks[i].is_set(v) : vec < tile.count) & this->is_inside(distance + v * step);
+        to.set(First + i, v, takes_part ? s : A(-infinity()));
+      });
+    });
+    if constexpr (First + kCount < Vecs) score<First + kCount>(to, q, x);
   }
 
  private:
@@ -185,28 +203,6 @@ struct ScoringLoad : ColumnPlaces<C> {
       at += (int64_t)this->turn * map.steps[kMapInput];
     });
   }
-  // Scores the vectors from `First` on, a stage at a time.
-  template <int First, int Vecs>
-  __device__ void score(ColumnFragment<C, A, Vecs>& to, const BesideVector<C, T> (&raw)[Vecs], int q) const {
-    constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
-    BesideVector<C, Bias> biases[kCount];
-    BesideVector<C, unsigned char> masks[kCount];
-    if constexpr (C::has(kScoreBias)) this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First);
-    if constexpr (C::has(kScoreMask)) this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First);
-    unroll<kCount>([&](int i) {
-      const int vec = q + First + i, distance = this->distance(vec), step = this->distance_step();
-      unroll<V>([&](int v) {
-        const A bias = C::has(kScoreBias) ? A(to_acc(biases[i][v])) : A(0);
-        const A s = score_element<C>(map, raw[First + i][v], factors[v], bias, slopes[C::has(kScoreAlibi) ? v : 0],
-                                     A(distance + v * step));
-        // A mask that was not loaded is 0.
-        const bool takes_part =
-            (C::has(kScoreMask) ? masks[i].is_set(v) : vec < tile.count) & this->is_inside(distance + v * step);
-        to.set(First + i, v, takes_part ? s : A(-infinity()));
-      });
-    });
-    if constexpr (First + kCount < Vecs) score<First + kCount>(to, raw, q);
-  }
 };
 
 // The tensors of a kernel, where the parameters of a plain one have their addresses (column_softmax.cuh).
@@ -223,8 +219,7 @@ struct ScoredColumnTensors : ScoreMap {
   __device__ StatePair<A> finish(const Tile& tile, int column, StatePair<A> state) const {
     if constexpr (C::has(kScoreRow)) {
       if (!tile.has_column(column)) return state;
-      const int64_t slice = C::kStrided ? 0 : tile.slice * tile.tiles.inner;
-      const RowOffsets<C> at(*this, slice + tile.first_col + column);
+      const RowOffsets<C> at(*this, tile.columns_before(column));
       const A sink = data[kMapSink] ? *at.template pointer<const A>(*this, kMapSink) : sink_of(*this, A());
       const StatePair<A> other[1] = {{sink, 1}};
       state = StatePartials<A, typename C::Sum>::merge(state, other);
