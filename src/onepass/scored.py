@@ -368,7 +368,13 @@ def gradients(
     else:
         g = torch.zeros_like(y) if g is None else g
         ds = dx = None
-        if is_plain and needs_x and g_lse is None:
+        both = None
+        if needs_x and needs_bias and not needs_scale and not needs_alibi and g_lse is None:
+            both = _launch_bias_grad(g, y, x if scores.softcap else None, side, spec, scores, to, likes[1])
+        if both is not None:
+            dx, result[2] = both
+            needs_bias = False
+        elif is_plain and needs_x and g_lse is None:
             dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
             if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by it
                 ds, times = dx, scores.factor
@@ -483,8 +489,14 @@ _NUMBERS_OF["softmin"] = _NUMBERS_OF["softmax"]  # of scores that are negated
 _ops = torch.ops.onepass
 _KERNELS = tuple(
     functools.partial(torch._C._dispatch_call_boxed, op.default._handle)
-    for op in (_ops._scored_kernel, _ops._scored_backward_kernel, _ops._scored_logsumexp_backward_kernel)
+    for op in (
+        _ops._scored_kernel,
+        _ops._scored_backward_kernel,
+        _ops._scored_logsumexp_backward_kernel,
+        _ops._scored_bias_grad_kernel,
+    )
 )
+_BUSY_GROUPS = 4096  # of threads that take rows of a GPU
 
 
 def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
@@ -560,6 +572,36 @@ def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, 
         if _KERNELS[1](of_g, of_y, of_x, scale, mask, into, *numbers):
             return dx.copy_(into)
     return _laid_out(backward_arithmetic(g, y, x, side, spec, scores), y)
+
+
+def _launch_bias_grad(
+    g: Tensor,
+    y: Tensor,
+    x: Tensor | None,
+    side: SideTensors,
+    spec: Spec,
+    scores: Scores,
+    to: torch.dtype,
+    like: Like | None,
+) -> tuple[Tensor, Tensor] | None:
+    """The gradients of the input, of dtype `to`, and of the bias in one launch on a GPU, or None where no kernel makes
+    both. Where the bias has few rows they are summed in parts first, as many as keep the GPU busy."""
+    assert like is not None
+    shape, dtype = like
+    side = side._replace(bias=None, alibi=None, sink=None)
+    if not y.is_cuda or spec.engine == "triton" or not y.numel() or not _is_direct(g, y, x, *side):
+        return None
+    wide = _accumulator(y.dtype, y.dtype)
+    n = math.prod(y.shape[d] for d in spec.dims)
+    bias_rows = max(math.prod(shape) // n, 1)
+    parts = max(min(y.numel() // n // bias_rows, _BUSY_GROUPS // bias_rows), 1)
+    sums = torch.empty((parts, *shape), dtype=wide if parts > 1 else dtype, device=y.device)
+    dx = torch.empty_like(y, dtype=to)
+    scale, _, _, _, mask = _kernel_tensors(y, side, wide)
+    given = g, y, x, scale, mask, dx, sums[0], parts, _NUMBERS_OF[spec.function], spec.dims
+    if not _KERNELS[3](*given, *scores):
+        return None
+    return dx, sums[0] if parts == 1 else sums.sum(0).to(dtype)
 
 
 @torch._disable_dynamo

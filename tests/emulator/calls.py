@@ -157,20 +157,25 @@ class Emulator:
         empty_is_zero: bool = False,
         plan: Sequence[int] | None = None,
         of_scores: bool = False,
+        bias_parts: int = 1,
     ) -> None:
         """A scored call, or its gradient where there is a `grad`. `tensors` are by the names of SCORED and broadcast
         to the sizes of the input; `numbers`: factor, softcap, sink; `window`: least and most distance, offset.
-        `of_scores`: of logsumexp, the gradient of the scores."""
+        `of_scores`: of logsumexp, the gradient of the scores. `bias_parts`: with a gradient the bias is that of the
+        bias, the first of so many parts."""
         given = [tensors.get(name) for name in SCORED]
         x, out = tensors["input"], tensors["result"]
         bias = tensors.get("bias", torch.zeros(0))
         backward = "grad" in tensors
-        others = [t for t in given if t is not None and t is not out and t is not tensors.get("lse")]
+        makes_bias_grad = backward and function != "logsumexp"
+        written = [out, tensors.get("lse"), tensors.get("bias") if makes_bias_grad else None]
+        others = [t for t in given if t is not None and all(t is not each for each in written)]
         self.begin(others, out)
         for name in ("bias", "mask"):  # the aligned words that hold them are read
             if name in tensors:
                 begin, end = _storage(tensors[name])
-                self.host.add_range(ctypes.c_void_p(begin), ctypes.c_int64(end - begin), False)
+                is_written = name == "bias" and makes_bias_grad
+                self.host.add_range(ctypes.c_void_p(begin), ctypes.c_int64(end - begin), is_written)
         if (lse := tensors.get("lse")) is not None:
             self.host.add_range(ctypes.c_void_p(lse.data_ptr()), ctypes.c_int64(lse.numel() * lse.element_size()), True)
         steps = [
@@ -197,6 +202,7 @@ class Emulator:
                 _array(ctypes.c_int64, window),
                 empty_is_zero,
                 of_scores,
+                bias_parts,
                 None if plan is None else _array(ctypes.c_int, plan),
             )
         )

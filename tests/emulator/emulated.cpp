@@ -112,7 +112,7 @@ const char* solve(bool backward, int function, int in_type, int out_type, void* 
 const char* solve_scored(bool backward, int function, const int* types, void* const* tensors, void* const* ends,
                          int rank, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
                          const double* numbers, const int64_t* window, bool empty_is_zero, bool of_scores,
-                         const int* plan) {
+                         int bias_parts, const int* plan) {
   ScoredProblem problem = {};
   problem.function = Function(function), problem.direction = backward ? Direction::backward : Direction::forward;
   problem.in = DType(types[0]), problem.out = DType(types[1]), problem.bias_type = DType(types[2]);
@@ -120,7 +120,7 @@ const char* solve_scored(bool backward, int function, const int* types, void* co
   std::copy_n(ends, int(kDistance), problem.storage_end);
   problem.factor = numbers[0], problem.softcap = numbers[1], problem.sink = numbers[2];
   problem.least = window[0], problem.most = window[1], problem.empty_is_zero = empty_is_zero;
-  problem.of_scores = of_scores;
+  problem.of_scores = of_scores, problem.bias_parts = bias_parts;
   problem.lay_out(rank, sizes, strides, reduce, window[2]);
   const CudaPlan given = plan ? plan_of(plan) : CudaPlan{};
   return said_by([&] { run(problem, plan ? &given : nullptr); });

@@ -193,6 +193,49 @@ def solve_in_emulator(
     assert_close(dx, want, dtype)
 
 
+# (dtype, sizes of the input, of the bias, parts of its gradient): lanes of a warp and blocks, rows in whole vectors and
+# in others, of which the last and the first vectors are two rows'. The last part of four rows in three has none.
+SHARED = {
+    "warp": (BF16, (4, 3, 64), (1, 3, 64), 1),
+    "warp, parts": (F32, (4, 3, 64), (1, 3, 64), 3),
+    "warp, unaligned": (F32, (3, 4, 69), (1, 4, 69), 1),
+    "warp, unaligned, parts": (F16, (4, 8, 77), (1, 8, 77), 3),
+    "one row": (BF16, (5, 8, 72), (1, 1, 72), 7),
+    "all rows": (F64, (2, 3, 36), (2, 3, 36), 1),
+    "block": (F16, (3, 1, 1104), (1, 1, 1104), 2),
+    "block, unaligned": (BF16, (2, 8, 1101), (1, 8, 1101), 1),
+}
+
+
+@emulated
+@thin_product(10, name=SHARED, parts=["plain", *PARTS], function=["softmax", "log_softmax"])
+def test_the_gradient_of_a_shared_bias_in_the_emulator(emulator, name, parts, function):
+    """With the gradient of the input, in one launch; parts are sums in the type of the computation."""
+    dtype, sizes, of_bias, count = SHARED[name]
+    given = PARTS.get(parts, set()) - {"bias", "bias transposed", "alibi", "sink", "empty"}
+    x, side, scores = drawn(dtype, sizes, given, len(name))
+    place = inner if "unaligned" in name else torch.clone
+    wide = F64 if dtype is F64 else F32
+    double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
+    spec = Spec(function, [2], F64)
+    x, y = place(x), place(scored.forward_arithmetic(x.double(), double, spec, scores)[0].to(dtype))
+    g, dx = place(maker(dtype, seed=9)(*sizes)), place(x)
+    sums = torch.full((count, *of_bias), math.nan, dtype=wide if count > 1 else dtype)
+    names = ("scale", "bias", "alibi", "sink", "mask")
+    tensors = {key: t for key, t in zip(names, scored._kernel_tensors(y, side, wide), strict=True) if t is not None}
+    tensors |= {"input": y, "grad": g, "result": dx, "bias": sums[0]} | ({"of_cap": x} if scores.softcap else {})
+    numbers = scores.factor, scores.softcap, scores.sink
+    emulator.scored(function, tensors, [2], numbers, _window(scores, x), bias_parts=count)
+    wide_x = x.double() if scores.softcap else None
+    want = scored.backward_arithmetic(g.double(), y.double(), wide_x, double, spec, scores)
+    assert_close(dx, want, dtype)
+    plain = scores._replace(factor=1.0, softcap=0.0)
+    of_scores = scored.backward_arithmetic(g.double(), y.double(), None, SideTensors(mask=side.mask), spec, plain)
+    want = scored._sum_to(of_scores, (of_bias, F64))
+    assert_close(sums.double().sum(0).to(dtype), want, dtype)
+    assert emulator.kernels_run[-1][0] == "rows_bias_grad.cu"
+
+
 # (dims, dtype, n, of_scores): one, two and four vectors of a thread.
 PLACES = [
     ([2], F16, 33, False),

@@ -17,6 +17,7 @@ namespace onepass {
 //   kGradOf  backward: the gradient of the result
 //   kResult  forward: y. Backward: the gradient of x
 //   kOfCap   backward, with a softcap, but for logsumexp: x
+//   kBias    backward, but for logsumexp: the gradient of a bias, or parts of it, one after another without gaps
 enum ScoredTensor {
   kInput,
   kResult,
@@ -48,10 +49,12 @@ struct ScoredProblem {
   // Distances inside the window, both included.
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
   bool empty_is_zero = false;  // what a row is in which nothing takes part: 0, otherwise NaN
+  int bias_parts = 1;          // (gradient of a bias) so many parts are written, whose sum it is
   bool of_scores = false;      // (gradient of logsumexp) the gradient of the scores, not of the elements
 
   bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
   bool is_backward() const { return direction == Direction::backward; }
+  bool makes_bias_grad() const { return has(kBias) && is_backward() && !is_reduction(function); }
   bool has_window() const {
     return least != std::numeric_limits<int64_t>::min() || most != std::numeric_limits<int64_t>::max();
   }

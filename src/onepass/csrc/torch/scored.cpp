@@ -75,7 +75,10 @@ void run_scored(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
-// (grad, y, x, scale, mask, out, function, dims, numbers), where x is there for a softcap, of the type of out.
+// (grad, y, x, scale, mask, out, function, dims, numbers), where x is there for a softcap, of the type of out. With the
+// gradient of a bias, (..., out, grad_bias, parts, function, ...), where grad_bias is the first of its parts, which lie
+// one behind the other.
+template <bool MakesBiasGrad>
 void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};
@@ -84,6 +87,11 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   tensors[kScale] = given.take_maybe_tensor(), tensors[kMask] = given.take_maybe_tensor();
   tensors[kResult] = given.take_tensor();
   ScoredProblem problem = {};
+  if constexpr (MakesBiasGrad) {
+    tensors[kBias] = given.take_tensor();
+    problem.bias_type = tensors[kBias]->dtype();
+    problem.bias_parts = int(given.take<int64_t>());
+  }
   problem.function = function_of(given.take<int64_t>()), problem.direction = Direction::backward;
   problem.in = tensors[kInput]->dtype(), problem.out = tensors[kResult]->dtype();
   if (tensors[kOfCap] && tensors[kOfCap]->dtype() != problem.out) fail("x has another type than its gradient");
@@ -113,7 +121,7 @@ void run_scored_logsumexp_backward(StableIValue* stack, uint64_t, uint64_t) {
 
 void implement_all(stable::StableLibrary& m) {
   m.impl("_scored_kernel", run_scored);
-  m.impl("_scored_backward_kernel", run_scored_backward);
+  m.impl("_scored_backward_kernel", run_scored_backward<false>);
   m.impl("_scored_logsumexp_backward_kernel", run_scored_logsumexp_backward);
 }
 
@@ -130,12 +138,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
   m.def(("_scored_backward_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? scale, Tensor? mask, Tensor(a!) out, " +
          numbers)
             .c_str());
+  m.def(("_scored_bias_grad_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? scale, Tensor? mask, Tensor(a!) out, "
+         "Tensor(b!) grad_bias, int parts, " +
+         numbers)
+            .c_str());
   m.def(("_scored_logsumexp_backward_kernel(Tensor grad, Tensor input, Tensor lse, Tensor? scale, Tensor? bias, "
          "Tensor? alibi, Tensor? mask, Tensor(a!) out, bool of_scores, " +
          numbers)
             .c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) { implement_all(m); }
-STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) {
+  implement_all(m);
+  m.impl("_scored_bias_grad_kernel", run_scored_backward<true>);
+}
 
 }  // namespace onepass

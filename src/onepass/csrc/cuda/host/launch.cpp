@@ -127,6 +127,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (kind.segment_parts) return kind.segment_parts & kSegmentLong ? "segments_long.cu" : "segments_tiled.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
   if (is_of_columns(tier)) return "columns.cu";
+  if (kind.score_parts & kScoreBiasGrad) return "rows_bias_grad.cu";
   if (tier == Tier::grid) return "rows_grid.cu";
   if (tier == Tier::pipelined) return kind.over_ranks ? "rows_over_ranks.cu" : "rows_pipelined.cu";
   if (!forward && is_reduction(kind.function)) return kind.score_parts ? "scored_pointwise.cu" : "rows_pointwise.cu";

@@ -205,10 +205,53 @@ CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   return own ? *own : plan;
 }
 
+// The gradient of a bias (rows_bias_grad.cu): a thread has up to so many elements of each of the rows that share a row
+// of the bias. Elements have to be the same thread's in all of them, so those rows begin at the same element of a
+// vector. Short rows in vectors that begin anywhere are few elements of a thread.
+std::optional<CudaPlan> plan_bias_grad(const ScoredProblem& problem) {
+  constexpr int kMostThreads = 512, kLeastUnaligned = 64;
+  if (!problem.has_rows() || batch_invariant() || step_of(problem, kBias) != 1) return {};
+  const Operands operands(problem);
+  int width = operands.full();
+  const auto goes_by = [&](int by) {
+    bool goes = by <= problem.n;
+    for (int i = 1; i < operands.count; ++i)
+      goes &= in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by);
+    for (int d = 0; d < problem.outer.count; ++d)
+      goes &= stride_of(problem.outer, d, kBias) != 0 || stride_of(problem.outer, d, kInput) % by == 0;
+    return goes;
+  };
+  while (width > 1 && !goes_by(width)) width /= 2;
+  if (width == 1) return {};
+  bool aligned = problem.n % width == 0;
+  for (int i = 0; i < operands.count; ++i)
+    aligned &= is_aligned(problem, operands.tensors[i], operands.sizes[i], width);
+  if (!aligned && problem.n < kLeastUnaligned) return {};
+  const int most = problem.accumulator() == DType::float64 ? 12 : operands.sizes[0] > 2 ? 20 : 32;
+  const int64_t vecs = ceil_div(problem.n + (aligned ? 0 : width - 1), width);
+  int threads = 1;
+  while (threads < kMostThreads && ceil_div(vecs, threads) * width > most) threads *= 2;
+  const int64_t items = ceil_div(vecs, threads) * width;
+  if (items > most) return {};
+  const bool is_warp = threads <= 32;
+  return CudaPlan{is_warp ? Tier::warp : Tier::block,
+                  threads,
+                  is_warp ? kThreads / threads : 1,
+                  int(items),
+                  width,
+                  1,
+                  0,
+                  aligned ? VecAccess::aligned : VecAccess::predicated};
+}
+
 // The outer dims in the order in which rows are taken, the slowest first. Rows beside which the same row of a large
 // tensor lies come one after another, so that it is read from memory once.
 void order_dims(const ScoredProblem& problem, int* order) {
   const int count = problem.outer.count;
+  if (problem.makes_bias_grad()) {  // the rows that share one of the bias
+    std::stable_partition(order, order + count, [&](int d) { return stride_of(problem.outer, d, kBias) != 0; });
+    return;
+  }
   for (const ScoredTensor tensor : {kMask, kBias}) {
     if (!problem.has(tensor)) continue;
     int64_t elements = step_of(problem, tensor) ? problem.n : 1;
@@ -275,7 +318,7 @@ void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& laun
 unsigned parts_of(const ScoredProblem& problem) {
   unsigned parts = kScored;
   if (problem.has(kScale)) parts |= kScoreScale;
-  if (problem.has(kBias)) parts |= kScoreBias;
+  if (problem.has(kBias)) parts |= problem.makes_bias_grad() ? kScoreBiasGrad : kScoreBias;
   if (problem.has(kMask)) parts |= kScoreMask;
   if (problem.has_window()) parts |= kScoreWindow;
   if (problem.has(kAlibi)) parts |= kScoreAlibi;
@@ -313,11 +356,12 @@ unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Pha
 
 unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
   const int width = plan.vec_size;
+  const bool has_parts = problem.makes_bias_grad() && problem.bias_parts > 1;  // each begins where the last one ends
   return parts_of(problem) |
          vector_parts(
              problem, problem.n == 1 ? 1 : width, [&](ScoredTensor tensor) { return step_of(problem, tensor); },
              [&](ScoredTensor tensor, int size) {
-               return plan.access != VecAccess::scalar &&
+               return plan.access != VecAccess::scalar && !(has_parts && tensor == kBias && problem.n % width) &&
                       in_phase(problem, kInput, size_of(problem.in), tensor, size, width);
              });
 }
@@ -453,6 +497,7 @@ ScoredLaunch make_scored_lines(const ScoredProblem& lines, int device) {
 }  // namespace
 
 bool can_launch_scored(const ScoredProblem& problem) {
+  if (problem.makes_bias_grad() && !plan_bias_grad(problem)) return false;
   if (is_pointwise(problem)) {
     const ScoredProblem lines = in_lines(problem);
     return lines.outer.count <= kMapDims && lines.n < kMost / 2 && lines.rows < kMost && has_int_distances(problem);
@@ -475,7 +520,8 @@ ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const 
   gpu.cooperative = gpu.cooperative && cooperative;
   if (is_pointwise(problem)) return make_scored_lines(in_lines(problem), device);
   if (!problem.has_rows()) return {make_scored_columns(problem, device, given, gpu), map_of(problem, false)};
-  const CudaPlan plan = given ? *given : plan_scored(problem, gpu);
+  const bool makes_bias_grad = problem.makes_bias_grad();
+  const CudaPlan plan = given ? *given : makes_bias_grad ? *plan_bias_grad(problem) : plan_scored(problem, gpu);
   KernelKind kind = {};
   kind.function = problem.function, kind.pass = problem.is_backward() ? Pass::backward : Pass::forward;
   kind.in = problem.in, kind.out = problem.out;
@@ -487,7 +533,14 @@ ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const 
   launch.cluster = plan.tier == Tier::cluster ? plan.blocks_per_row : 0;
   launch.blocks = unsigned(plan.grid(problem.rows));
   launch.numbers[0] = plan.smem_vecs;
-  if (plan.tier == Tier::staged) {
+  if (makes_bias_grad) {
+    int64_t sharing = 1;
+    for (int d = 0; d < problem.outer.count; ++d)
+      if (!stride_of(problem.outer, d, kBias)) sharing *= problem.outer.dims[d].size;
+    launch.numbers[0] = int(sharing), launch.numbers[1] = problem.bias_parts;
+    launch.numbers[2] = int(ceil_div(sharing, int64_t(problem.bias_parts)));
+    launch.blocks = unsigned(plan.grid(problem.rows / sharing * problem.bias_parts));
+  } else if (plan.tier == Tier::staged) {
     set_staged(problem, plan, launch);
   } else if (plan.tier == Tier::block || plan.tier == Tier::cluster) {
     const int size = problem.is_backward() ? 0 : size_of(problem.in);

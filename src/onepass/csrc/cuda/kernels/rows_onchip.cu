@@ -132,21 +132,6 @@ struct Forward {
   }
 };
 
-// The reduction of a row's sum: over lanes, or over blocks, where rows alternate between two storages.
-template <int Lanes, class L>
-struct WarpSumReduce {
-  __device__ void init() {}
-  __device__ L operator()(L sum, uint32_t) { return warp_reduce<Lanes>(sum, Sum()); }
-};
-template <int ClusterSize, class L>
-struct BlockSumReduce {
-  ReduceStorage<ClusterSize, L> storages[2];
-  __device__ void init() { storages[0].barrier.init(), storages[1].barrier.init(); }
-  __device__ L operator()(L sum, uint32_t iteration) {
-    return block_reduce(sum, Sum(), storages[iteration % 2], iteration / 2 % 2);
-  }
-};
-
 template <class Config>
 struct Backward {
   typedef Config C;

@@ -23,7 +23,8 @@ enum ScorePart : unsigned {
   // Of the gradient of logsumexp: a line has elements of several rows; what each row has lies in vectors there.
   kScoreRowsInLine = 16384,
   kScoreRowVectors = 32768,
-  kScoreSkips = 65536  // gradients of columns: vectors outside the window, where y is 0, are not read
+  kScoreBiasGrad = 131072,  // backward: with the gradient of x, that of a bias, which is added up over the rows that share it
+  kScoreSkips = 65536       // gradients of columns: vectors outside the window, where y is 0, are not read
 };
 
 // The tensors of a map. Input and result: x and y, or y and the gradient of x, which also has the gradient of y and,

@@ -99,7 +99,7 @@ struct RowOffsets {
  private:
   static __device__ constexpr bool reads(MapTensor t) {
     return t == kMapScale   ? C::has(kScoreScale)
-           : t == kMapBias  ? C::has(kScoreBias)
+           : t == kMapBias  ? C::has(kScoreBias) || C::has(kScoreBiasGrad)
            : t == kMapAlibi ? C::has(kScoreAlibi)
            : t == kMapSink  ? C::has(kScoreRow)
            : t == kMapLse   ? C::has(kScoreRow) || C::kIsPointwise
@@ -425,7 +425,6 @@ struct PositionalGrad {
     return backward<HasOutsiders>(grad, at, Out());
   }
 
- private:
   __device__ bool takes_part(int at) const {
     if (!window.has(at)) return false;
     if constexpr (C::has(kScoreMask)) return mask[at * map->steps[kMapMask]];
