@@ -369,8 +369,10 @@ def gradients(
         g = torch.zeros_like(y) if g is None else g
         ds = dx = None
         both = None
-        if needs_x and needs_bias and not needs_scale and not needs_alibi and g_lse is None:
-            both = _launch_bias_grad(g, y, x if scores.softcap else None, side, spec, scores, to, likes[1])
+        if needs_x and needs_bias and not (needs_scale or needs_alibi) and g_lse is None and likes[1] is not None:
+            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # result for both
+            of_cap = x if scores.softcap else None
+            both = None if is_one else _launch_bias_grad(g, y, of_cap, side, spec, scores, to, likes[1])
         if both is not None:
             dx, result[2] = both
             needs_bias = False
@@ -582,11 +584,10 @@ def _launch_bias_grad(
     spec: Spec,
     scores: Scores,
     to: torch.dtype,
-    like: Like | None,
+    like: Like,
 ) -> tuple[Tensor, Tensor] | None:
     """The gradients of the input, of dtype `to`, and of the bias in one launch on a GPU, or None where no kernel makes
     both. Where the bias has few rows they are summed in parts first, as many as keep the GPU busy."""
-    assert like is not None
     shape, dtype = like
     side = side._replace(bias=None, alibi=None, sink=None)
     if not y.is_cuda or spec.engine == "triton" or not y.numel() or not _is_direct(g, y, x, *side):

@@ -171,11 +171,21 @@ class ScoredRows {
           if (sink_of_rows && !call_.backward) problem.data[kSink] = address_of(problem.accumulator());
           note_views(problem, {int(bias), scale_of_rows, sink_of_rows});
         }
+        if (call_.backward && call_.has("bias") && !is_reduction(plain.function)) note_bias_grads(plain, scale_of_rows);
       }
     }
   }
 
  private:
+  // Kernels that make the gradient of a bias too, in the bias's type, or in parts in that of the computation.
+  void note_bias_grads(ScoredProblem problem, bool scale_of_rows) {
+    const DType wide = problem.accumulator();
+    if (scale_of_rows) problem.data[kScale] = address_of(wide);
+    for (const auto& [type, parts] : {std::pair(problem.in, 1), {wide, 1}, {wide, 2}}) {
+      problem.data[kBias] = address_of(type), problem.bias_type = type, problem.bias_parts = parts;
+      note_views(problem, {int(type), scale_of_rows, 2 * parts});
+    }
+  }
   // Of views that begin anywhere; a gradient may lie otherwise than the result.
   void note_views(ScoredProblem problem, std::vector<int> key) {
     const bool has_grads = problem.is_backward() && !is_reduction(problem.function);
