@@ -55,7 +55,8 @@ def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Ten
         return y if spec.function == "logsumexp" else y.squeeze(0)
     arguments = _as_arguments(spec)
     if _is_direct(x, *side):
-        launched = _launch_forward(x, side, spec._replace(function=arguments[0]), scores)
+        spec_of_kernel = spec._replace(function=arguments[0])
+        launched = _launch_forward(x, side, spec_of_kernel, scores, keeps_lse=_keeps_lse(x, side))
         if launched is not None:
             return launched[0]
     return _forward_operator(x, *side, *arguments, *scores)[0]
@@ -74,10 +75,16 @@ def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, 
     else:
         y = whole = torch.empty_like(x)
     lse = None
-    if side.sink is not None:
+    if _keeps_lse(x, side):
         lse = x.new_empty([1 if d in dims else n for d, n in enumerate(x.shape)], dtype=wide)
     tensors = _kernel_tensors(x, side, wide)
     return y if _KERNELS[0](x, *tensors, whole, lse, _NUMBERS_OF[function], dims, *scores) else None
+
+
+def _keeps_lse(x: Tensor, side: SideTensors) -> bool:
+    """Whether a call without a gradient makes the logsumexp of its rows all the same: a CPU's kernels then give the same
+    bits as with one; those of a GPU do anyway."""
+    return side.sink is not None and not x.is_cuda
 
 
 def _is_direct(*tensors: Tensor | None) -> bool:
@@ -100,7 +107,8 @@ def score_into(x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Te
     if any(overlap(t, out) != "none" for t in others):
         return False
     function = _as_arguments(spec)[0]
-    return _launch_forward(x, side, spec._replace(function=function), scores, out.detach()) is not None
+    spec = spec._replace(function=function)
+    return _launch_forward(x, side, spec, scores, out.detach(), _keeps_lse(x, side)) is not None
 
 
 def _as_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -511,10 +519,11 @@ def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Ten
 
 
 def _launch_forward(
-    x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None
+    x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None, keeps_lse: bool = True
 ) -> tuple[Tensor, Tensor | None] | None:
     """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
-    y, lse = _empty_result(x, spec) if out is None else out, _empty_lse(x, side, spec)
+    y = _empty_result(x, spec) if out is None else out
+    lse = _empty_lse(x, side, spec) if keeps_lse else None
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
     if spec.engine == "triton":
         call = spec.function, x, whole, lse, tuple(sorted(spec.dims)), side, scores

@@ -1,10 +1,8 @@
 // scored.cpp: from a scored problem to the launch of a kernel of rows or of columns.
-#include <climits>
 #include <numeric>
 
-#include "../../core/batch_invariant.h"
 #include "../../plan/columns.h"
-#include "../../plan/rows.h"
+#include "../../plan/scored_rows.h"
 #include "launch.h"
 
 namespace onepass::cuda {
@@ -16,21 +14,6 @@ constexpr int64_t kReordered = int64_t(8) << 20;
 // Distances are ints in the kernels, and so are rows and their elements. No distance is as large as this one.
 constexpr int64_t kMost = int64_t(1) << 31, kMostDistance = int64_t(1) << 30;
 
-int64_t stride_of(const DimGroupOf<kScoredTensors>& group, int dim, ScoredTensor tensor) {
-  return group.dims[dim].strides[tensor];
-}
-int64_t step_of(const ScoredProblem& problem, ScoredTensor tensor) {
-  return problem.reduced.count ? problem.reduced.dims[0].strides[tensor] : 0;
-}
-
-// Whether all rows of a tensor begin at the same element of a vector of `width` elements as those of another do.
-bool in_phase(const ScoredProblem& problem, ScoredTensor a, int a_size, ScoredTensor b, int b_size, int64_t width) {
-  const auto first = [&](ScoredTensor t, int size) { return int64_t(uint64_t(problem.data[t]) / uint64_t(size)); };
-  bool same = (first(a, a_size) - first(b, b_size)) % width == 0;
-  for (int d = 0; d < problem.outer.count; ++d)
-    same &= (stride_of(problem.outer, d, a) - stride_of(problem.outer, d, b)) % width == 0;
-  return same;
-}
 // Where the aligned word with the last byte of a tensor ends.
 uint64_t end_of_words(const ScoredProblem& problem, ScoredTensor tensor, int size) {
   int64_t last = 0;
@@ -41,17 +24,6 @@ uint64_t end_of_words(const ScoredProblem& problem, ScoredTensor tensor, int siz
   const uint64_t end = uint64_t(problem.data[tensor]) + uint64_t(last + 1) * uint64_t(size);
   return (end + 3) / 4 * 4;
 }
-// Whether all rows begin with a vector, or all lines of columns, which the last of the outer dims is along.
-bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width, bool of_lines = false) {
-  bool aligned = uint64_t(problem.data[tensor]) % uint64_t(size * width) == 0;
-  if (of_lines) aligned &= step_of(problem, tensor) % width == 0;
-  for (int d = 0; d < problem.outer.count - of_lines; ++d) aligned &= stride_of(problem.outer, d, tensor) % width == 0;
-  return aligned;
-}
-
-// The gradient of logsumexp reduces nothing.
-bool is_pointwise(const ScoredProblem& problem) { return problem.is_backward() && is_reduction(problem.function); }
-
 bool has_int_distances(const ScoredProblem& problem) {
   if (!problem.has_window() && !problem.has(kAlibi)) return true;
   int64_t reach = std::abs(problem.distance);
@@ -59,189 +31,6 @@ bool has_int_distances(const ScoredProblem& problem) {
     for (int d = 0; d < group->count; ++d) reach += std::abs(stride_of(*group, d, kDistance)) * group->dims[d].size;
   }
   return reach < kMostDistance / 2;
-}
-
-// The vector tensors of a problem: what is read and written element by element of a row.
-struct Operands {
-  ScoredTensor tensors[3];
-  int sizes[3], count = 0;
-  explicit Operands(const ScoredProblem& problem) {
-    const auto add = [&](ScoredTensor t, DType type) { tensors[count] = t, sizes[count++] = size_of(type); };
-    add(kInput, problem.in);
-    if (problem.is_backward() && !is_pointwise(problem)) add(kGradOf, problem.in);
-    if (problem.is_backward() || !is_reduction(problem.function)) add(kResult, problem.out);
-  }
-  // Elements of a vector of 16 bytes of the widest type.
-  int full() const { return 16 / *std::max_element(sizes, sizes + count); }
-};
-
-// From row to row of a tensor, where all rows are at one distance and in the order of the outer dims; else 0.
-int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
-  const int last = problem.outer.count - 1;
-  for (int d = 0; d < last; ++d) {
-    const int64_t of_next = stride_of(problem.outer, d + 1, tensor) * problem.outer.dims[d + 1].size;
-    if (stride_of(problem.outer, d, tensor) != of_next) return 0;
-  }
-  return last < 0 ? problem.n : stride_of(problem.outer, last, tensor);
-}
-
-// Rows whose scores wait in registers, a thread having at most kMostVecs vectors of them, so that all of its loads are
-// on their way at once: lanes of a warp share a row, or the warps of a block. (A block has 1, 2, 4, ... warps: others
-// do not fill a multiprocessor's four schedulers alike.) Of longer rows of half types kKept scores of a thread wait in
-// registers and the other elements in shared memory, unless there is a bias or a mask, which would be read again
-// (sweeps, H200, 2026-11-29).
-constexpr int kMostVecs = 5, kKept = 16, kManyScores = 48;
-constexpr int kLeastThreads = 64, kMostThreads = 256, kMostEach = 80;
-
-std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int width, VecAccess access, const Gpu& gpu) {
-  const bool aligned = access == VecAccess::aligned, reads_beside = problem.has(kBias) || problem.has(kMask);
-  // Those inside the row, and, of rows that wait in shared memory, those in which it begins and ends.
-  const int64_t vecs = std::max<int64_t>(problem.n / width, 1), all_vecs = vecs + (aligned ? 0 : 2);
-  // Of the numbers of threads that hold the row, the least, or one of which an eighth fewer have nothing to do.
-  int threads = 0;
-  int64_t least = INT64_MAX / 8;
-  for (int some = 1; some <= kMostThreads; some *= 2) {
-    const int64_t each = ceil_div(vecs, some), most = some < 4 ? 2 : some < 32 ? 3 : kMostVecs;
-    if (each <= most && each * some * 8 < least * 7) threads = some, least = each * some;
-    if (some >= vecs) break;
-  }
-  if (threads && threads <= 32) {
-    const int together = reads_beside ? kThreads / 2 : kThreads;
-    const int items = int(ceil_div(vecs, threads)) * width;
-    return CudaPlan{Tier::warp, threads, together / threads, items, width, 1, 0, access};
-  }
-  const auto share = [&](int blocks, int threads, int kept_scores) {
-    const auto each = [&](int64_t of) { return int(ceil_div(of, int64_t(threads) * blocks)); };
-    const int kept = std::min(each(vecs), kept_scores / width);
-    const int others = each(vecs) > kept ? int(up_to(each(all_vecs) - kept, 2)) : 0;
-    return CudaPlan{blocks > 1 ? Tier::cluster : Tier::block,          threads, 1, kept * width, width, blocks, others,
-                    others && aligned ? VecAccess::predicated : access};
-  };
-  if (threads) return share(1, threads, kMostVecs * width);
-  if (size_of(problem.in) > 2 || width < 4) return {};  // cp.async takes 8 bytes
-  // Blocks and threads are chosen in the same way; few blocks before many.
-  const int kept = reads_beside ? kManyScores : kKept, least_each = reads_beside ? kKept : kKept + width,
-            most_each = reads_beside ? kManyScores : kMostEach;
-  std::optional<CudaPlan> best;
-  least = INT64_MAX / 8;
-  for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
-    for (int threads = kMostThreads; threads >= 2 * kLeastThreads; threads /= 2) {
-      const int64_t each = ceil_div(vecs, int64_t(threads) * blocks), places = each * threads * blocks;
-      if (each * width < least_each || each * width > most_each || (places - vecs) * 8 >= least * 7) continue;
-      least = places - vecs, best = share(blocks, threads, kept);
-    }
-    if (best && least * 16 < vecs) break;
-  }
-  return best;
-}
-
-// The plan of rows that are like these and have no score. Scores are kept as accumulators, and so are the elements of
-// other calls whose result is wider than a half type.
-CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
-  const Operands operands(problem);
-  const int full = operands.full();
-  int width = full;
-  const auto differ = [&](int by) {
-    for (int i = 1; i < operands.count; ++i) {
-      if (!in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by)) return true;
-    }
-    return false;
-  };
-  while (width > 1 && (width > problem.n || differ(width))) width /= 2;
-  const auto aligned_at = [&](int by) {
-    bool aligned = true;
-    for (int i = 0; i < operands.count; ++i) aligned &= is_aligned(problem, operands.tensors[i], operands.sizes[i], by);
-    return aligned;
-  };
-  const bool aligned = aligned_at(full);
-  const int64_t n = problem.n;
-  const bool backward = problem.is_backward();
-  const DType wide = problem.accumulator();
-  const DType kept = !backward && problem.in != wide && problem.out != wide ? wide : problem.out;
-  // Rows that lie one after another, with gaps at most half as long, may be copied as one piece.
-  int64_t pitches[3] = {};
-  bool is_tiled = problem.rows > 1 && !batch_invariant();
-  for (int i = 0; i < operands.count; ++i) {
-    pitches[i] = pitch_of(problem, operands.tensors[i]);
-    is_tiled &= pitches[i] >= n && pitches[i] <= n + n / 2;
-  }
-  // Otherwise any pitch stands for theirs that is longer and begins rows at a vector where these begin there.
-  const int64_t gap = up_to(n, full) + full, other = n + gap + (aligned ? up_to(n, full) - n : 1 - n % 2);
-  const int64_t pitch = is_tiled ? pitches[0] : other,
-                second = is_tiled ? pitches[1] : other + (width < full ? width : 0);
-  const auto plan_like = [&](DType in, DType out) {
-    Layout layout;
-    layout.add({std::max<int64_t>(problem.rows, 2), {pitch, second, backward && is_tiled ? pitches[1] : second, 0}},
-               false);
-    layout.add({n, {1, 1, 1, 0}}, true);
-    layout.view = View::rows;
-    Problem like = backward ? Problem::backward(layout, problem.function, in, out)
-                            : Problem::forward(layout, problem.function, in, out);
-    for (int i = 0; i < operands.count; ++i) {
-      const int by = backward ? (i == 0 ? kSaved : i == 1 ? kGrad : kDx) : i;
-      if (is_tiled) {
-        like.layout.outer.dims[0].strides[by] = pitches[i];
-        like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
-      }
-    }
-    Gpu alone = gpu;  // blocks exchange no messages
-    alone.cooperative = 0;
-    return plan_rows(like, alone, batch_invariant(), true);
-  };
-  const CudaPlan plan = plan_like(problem.in, kept);
-  const bool of_one_size = !backward && size_of(problem.in) == size_of(problem.out) && size_of(problem.in) <= 4;
-  if (!of_one_size || batch_invariant()) return plan;
-  constexpr int64_t kLeastVecs = 8;  // of rows in vectors that begin anywhere
-  if (is_tiled && !aligned && n < width * kLeastVecs) {
-    const CudaPlan of_its_types = plan_like(problem.in, problem.out);
-    if (of_its_types.tier == Tier::staged) return of_its_types;
-    if (of_its_types.tier == Tier::warp && of_its_types.access == VecAccess::aligned) return of_its_types;
-  }
-  int by = width;
-  while (by > full / 2 && !(n % by == 0 && aligned_at(by))) by /= 2;
-  const bool whole = n % by == 0 && aligned_at(by);
-  if (width == 1) return plan;
-  const auto own = plan_registers(problem, whole ? by : width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
-  return own ? *own : plan;
-}
-
-// The gradient of a bias (rows_bias_grad.cu): a thread has up to so many elements of each of the rows that share a row
-// of the bias. Elements have to be the same thread's in all of them, so those rows begin at the same element of a
-// vector. Short rows cost a thread more than two launches (64 and 200 elements 1.1 to 1.4 times as long, 577 .8, H200,
-// 2026-11-29).
-std::optional<CudaPlan> plan_bias_grad(const ScoredProblem& problem) {
-  constexpr int kMostThreads = 512, kLeast = 256;
-  if (!problem.has_rows() || problem.n < kLeast || batch_invariant() || step_of(problem, kBias) != 1) return {};
-  const Operands operands(problem);
-  int width = operands.full();
-  const auto goes_by = [&](int by) {
-    bool goes = by <= problem.n;
-    for (int i = 1; i < operands.count; ++i)
-      goes &= in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by);
-    for (int d = 0; d < problem.outer.count; ++d)
-      goes &= stride_of(problem.outer, d, kBias) != 0 || stride_of(problem.outer, d, kInput) % by == 0;
-    return goes;
-  };
-  while (width > 1 && !goes_by(width)) width /= 2;
-  if (width == 1) return {};
-  bool aligned = problem.n % width == 0;
-  for (int i = 0; i < operands.count; ++i)
-    aligned &= is_aligned(problem, operands.tensors[i], operands.sizes[i], width);
-  const int most = problem.accumulator() == DType::float64 ? 12 : operands.sizes[0] > 2 ? 20 : 32;
-  const int64_t vecs = ceil_div(problem.n + (aligned ? 0 : width - 1), width);
-  int threads = 1;
-  while (threads < kMostThreads && ceil_div(vecs, threads) * width > most) threads *= 2;
-  const int64_t items = ceil_div(vecs, threads) * width;
-  if (items > most) return {};
-  const bool is_warp = threads <= 32;
-  return CudaPlan{is_warp ? Tier::warp : Tier::block,
-                  threads,
-                  is_warp ? kThreads / threads : 1,
-                  int(items),
-                  width,
-                  1,
-                  0,
-                  aligned ? VecAccess::aligned : VecAccess::predicated};
 }
 
 // The outer dims in the order in which rows are taken, the slowest first. Rows beside which the same row of a large
@@ -459,7 +248,7 @@ int64_t line_vecs(const ScoredProblem& lines, int width, VecAccess access) {
 
 CudaPlan plan_lines(const ScoredProblem& lines) {
   constexpr int kLineThreads = 256, kLineVecs = 4;
-  const Operands operands(lines);  // x and its gradient
+  const ScoredOperands operands(lines);  // x and its gradient
   int width = operands.full();
   const auto goes_by = [&](int by) {
     return step_of(lines, kInput) == 1 && step_of(lines, kResult) == 1 && by <= lines.n &&

@@ -219,12 +219,16 @@ struct ScoredColumnTensors : ScoreMap {
   __device__ StatePair<A> finish(const Tile& tile, int column, StatePair<A> state) const {
     if constexpr (C::has(kScoreRow)) {
       if (!tile.has_column(column)) return state;
-      const RowOffsets<C> at(*this, tile.columns_before(column));
-      const A sink = data[kMapSink] ? *at.template pointer<const A>(*this, kMapSink) : sink_of(*this, A());
+      A sink = sink_of(*this, A());
+      A* lse = nullptr;
+      if (data[kMapSink] || data[kMapLse]) {
+        const RowOffsets<C> at(*this, tile.columns_before(column));
+        if (data[kMapSink]) sink = *at.template pointer<const A>(*this, kMapSink);
+        if (data[kMapLse]) lse = at.template pointer<A>(*this, kMapLse);
+      }
       const StatePair<A> other[1] = {{sink, 1}};
       state = StatePartials<A, typename C::Sum>::merge(state, other);
-      if (data[kMapLse] && sharing_rank<C>() == 0)
-        *at.template pointer<A>(*this, kMapLse) = finite_or_zero(state.m) + log_(state.l);
+      if (lse && sharing_rank<C>() == 0) *lse = finite_or_zero(state.m) + log_(state.l);
       if (!C::Epilogue::kOnePerRow && empty_is_zero && state.m == -infinity() && state.l == 0) return {0, 1};
     }
     return state;
