@@ -82,8 +82,8 @@ def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, 
 
 
 def _keeps_lse(x: Tensor, side: SideTensors) -> bool:
-    """Whether a call without a gradient makes the logsumexp of its rows all the same: a CPU's kernels then give the same
-    bits as with one; those of a GPU do anyway."""
+    """Whether a call without a gradient makes the logsumexp of its rows all the same: a CPU's kernels then give the
+    same bits as with one; those of a GPU do anyway."""
     return side.sink is not None and not x.is_cuda
 
 
