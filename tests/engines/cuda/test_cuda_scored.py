@@ -97,6 +97,7 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
     "twopass, grid": (F16, 37, 33, Plan(Tier.COLUMNS_TWOPASS, 33, 3, 4, 1, 2, 0, Access.PREDICATED)),
     "staged": (BF16, 7, 33, Plan(Tier.COLUMNS_STAGED, 34, 1, 14, 2, 1, 2, Access.ALIGNED)),
     "staged, elements": (F32, 37, 32, Plan(Tier.COLUMNS_STAGED, 32, 3, 14, 1, 1, 1, Access.ALIGNED)),
+    "staged, float64": (F64, 9, 7, Plan(Tier.COLUMNS_STAGED, 14, 3, 3, 1, 1, 2, Access.ALIGNED)),
     "staged, vectors": (F16, 5, 32, Plan(Tier.COLUMNS_STAGED, 16, 1, 20, 4, 2, 1, Access.ALIGNED)),
 }
 
@@ -173,16 +174,16 @@ def solve_in_emulator(
     want, want_lse = scored.forward_arithmetic(x.double(), double, spec, scores)
     place = (lambda t: t.clone()) if plan.access == Access.ALIGNED else inner
     x, y = place(x), place(x)
-    names = ("scale", "bias", "alibi", "sink", "mask")
-    tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, F32), strict=True) if t is not None}
+    names, own = ("scale", "bias", "alibi", "sink", "mask"), F64 if dtype is F64 else F32
+    tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, own), strict=True) if t is not None}
     if side.sink is not None:
-        tensors["lse"] = torch.empty(want_lse.shape)
+        tensors["lse"] = torch.empty(want_lse.shape, dtype=own)
     numbers = scores.factor, scores.softcap, scores.sink
     rest = spec.dims, numbers, _window(scores, x), scores.empty_is_zero
     emulator.scored(spec.function, {"input": x, "result": y, **tensors}, *rest, plan)
     assert_close(y, want, dtype)
     if side.sink is not None:
-        assert_close(tensors["lse"], want_lse, F32)
+        assert_close(tensors["lse"], want_lse, own)
     g, dx = place(maker(dtype, seed=9)(*x.shape)), place(x)
     given = {key: t for key, t in tensors.items() if key in ("scale", "mask")} | {"input": y, "grad": g, "result": dx}
     if scores.softcap:
