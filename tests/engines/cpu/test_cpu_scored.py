@@ -231,7 +231,7 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
     n = {"rows": 301, "short": 7}.get(layout, 61)
     x, g = torch.randn(40, n).to(dtype), torch.randn(40, n).to(dtype)
     mask = torch.ones(40, n, dtype=torch.bool)
-    mask[1], mask[2:9, 2], mask[20:, 4:] = False, False, False
+    mask[1], mask[2:9, 2], mask[13, 2], mask[20:, 4:] = False, False, False, False
     g[2, 2], g[3, 2], g[4, 3], g[5, 3], g[6], g[7, 2], g[30, 3] = (
         math.inf,
         math.nan,
@@ -242,6 +242,7 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
         math.inf,
     )
     x[8, 1], x[9], x[10, :2], x[11, 1], x[12] = math.nan, -math.inf, -math.inf, math.inf, torch.finfo(dtype).max / 2
+    x[13, 2] = math.nan
     wide = F64 if dtype is F64 else F32
     for zero, cap, right in (
         (False, 0.0, None),
@@ -304,6 +305,22 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
             assert same(backward(own, y, None, side, spec, given, g.dtype, out=own), want)
             own = y.clone()
             assert same(backward(g, own, None, side, spec, given, g.dtype, out=own), want)
+
+
+def test_bits_of_a_gradient_do_not_depend_on_other_rows() -> None:
+    """To the sign of zero, where some rows have nothing and others go with them."""
+    x, g = torch.randn(1023, 127), torch.randn(1023, 127)
+    spec, scores = Spec("softmax", [1]), Scores(-2.5, left=0, right=0)
+    y, _ = forward(x, SideTensors(), spec, scores)
+    assert y[:896].isnan().all()
+    whole = backward(g, y, None, SideTensors(), spec, scores, F32)
+    for first in (895, 897, 900):
+        part = scores._replace(offset=first - 896)  # of the first row's key
+        assert same_bits(backward(g[first:], y[first:], None, SideTensors(), spec, part, F32), whole[first:])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return same(a, b) and bool(((a.signbit() == b.signbit()) | a.isnan()).all())
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

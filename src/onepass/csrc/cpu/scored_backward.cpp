@@ -218,10 +218,10 @@ struct ScoredBackward {
         }
       }
       if constexpr (!kIsSoftmax) Exp::apply(v);
+      Vector of_y[K];
       for (int k = 0; k < K; ++k) {
         if (kIsSoftmax) {
-          const Vector ds = v[k] * (g[k] - a[k]);
-          v[k] = zeroes ? (v[k] != A(0) ? ds : Vector{}) : ds;  // (the difference may be infinite)
+          of_y[k] = v[k], v[k] *= g[k] - a[k];
         } else if (kHasSums) {
           v[k] = g[k] - v[k] * kTileUnscale<A> * a[k];
           if (marks) v[k] = b[k] != A(0) ? v[k] : Vector{};
@@ -230,6 +230,10 @@ struct ScoredBackward {
         }
       }
       slope.template multiply<kPlain>(i, v, count...);
+      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
+      if (kIsSoftmax && zeroes) {
+        for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
+      }
     });
   }
 
@@ -278,7 +282,7 @@ struct ScoredBackward {
         for (int64_t k = 0; k < count; ++k) {
           int64_t row[kScoredTensors];
           for (int t = 0; t < kScoredTensors; ++t) row[t] = first_elements.part(k, count).at(ScoredTensor(t));
-          store_row_gradients(row, 0, n, {a + k, b + k, 0, false});
+          store_row_gradients(row, 0, n, {a + k, b + k, 0, are_finite(a + k, 1)});
         }
       }
       at += count;
