@@ -418,6 +418,14 @@ def test_a_softcap_is_good_to_a_few_roundings() -> None:
     check_softcaps()
 
 
+def test_a_softcap_has_its_slope_at_the_rounded_input() -> None:
+    x = (3 * torch.randn(40, 60)).requires_grad_()
+    rounded = x.detach().bfloat16().float().requires_grad_()
+    g = torch.randn(40, 60).bfloat16()
+    dx, want = (torch.autograd.grad(onepass.softmax(t, -1, dtype=BF16, softcap=2.0), t, g)[0] for t in (x, rounded))
+    assert same(dx, want)
+
+
 def check_all() -> None:  # by another instruction set
     if EXTENDED:
         check_softcaps()
