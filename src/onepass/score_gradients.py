@@ -4,6 +4,7 @@ A call that is recorded or transformed goes through `ScoredFunction`, whose grad
 recorded itself it is the same arithmetic, which has derivatives of every order.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,8 @@ from .scored import (
 from .scores import Scores, SideTensors, blocked, distances, scaled, score, slopes, upcast
 from .validation import HALF_DTYPES, Spec
 
+_SUM_KERNEL = functools.partial(torch._C._dispatch_call_boxed, torch.ops.onepass._sum_to_kernel.default._handle)
+
 Like = tuple[Sequence[int], torch.dtype]
 
 
@@ -43,6 +46,10 @@ def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
     """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype."""
     assert like is not None
     shape, dtype = like
+    if t.is_cpu and _is_direct(t):  # bits do not depend on the number of threads
+        total = t.new_empty(shape, dtype=dtype)
+        if _SUM_KERNEL(t, total, times):
+            return total
     lead = t.dim() - len(shape)
     dims = [d for d, size in enumerate(t.shape) if d < lead or (size != 1 and shape[d - lead] == 1)]
     # torch accumulates half types in float32. On a GPU it need not write that: the sum moves fewer bytes. By a power of
@@ -193,7 +200,8 @@ def gradients(
                 ds = ds + g_lse * (upcast(y) if spec.function == "softmax" else upcast(y).exp())
         if needs_sink:
             g_wide, y_wide = upcast(g), upcast(y)
-            sum_of_row = (g_wide * y_wide if spec.function == "softmax" else g_wide).sum(dims, keepdim=True)
+            terms = g_wide * y_wide if spec.function == "softmax" else g_wide
+            sum_of_row = _sum_to(terms, ([1 if d in dims else n for d, n in enumerate(y.shape)], wide))
             sum_of_row = sum_of_row if g_lse is None else sum_of_row - g_lse
     if dx is None and (needs_x or needs_scale):
         assert ds is not None
@@ -214,8 +222,9 @@ def gradients(
         result[2] = _sum_to(ds, likes[1], times)
     if needs_alibi:
         assert ds is not None
-        through = -(ds * distances(ds, scores).abs()).sum((-2, -1))
-        result[3] = _sum_to(through, likes[2], times)
+        assert likes[2] is not None
+        shape, dtype = likes[2]
+        result[3] = _sum_to(ds * distances(ds, scores).abs(), ((*shape, 1, 1), dtype), -times).reshape(shape)
     if needs_sink:
         assert side.sink is not None
         assert lse is not None

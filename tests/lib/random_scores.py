@@ -117,11 +117,10 @@ class Scored(Call):
         y = self.make(leaves[INPUT], **{name: leaves[name] for name in wanted[1:]})
         g = self.lay(self.normal("gradient", self.grad.reach()).to(y.dtype), self.grad)
 
-        def make(*names: str) -> Sequence[Tensor]:
-            return torch.autograd.grad(y, [leaves[name] for name in names], g, retain_graph=True)
+        def make() -> Sequence[Tensor]:
+            return torch.autograd.grad(y, list(leaves.values()), g, retain_graph=True)
 
-        self.with_threads({**given, "the gradient": g}, lambda: make(INPUT))
-        made = make(*wanted)  # torch's own sums depend on the threads
+        made = self.with_threads({**given, "the gradient": g}, make)
         of_rows = [1 if d in self.dims else n for d, n in enumerate(x.shape)]
         rows = (y.detach(), g) if self.function != "logsumexp" else (y.detach().reshape(of_rows), g.reshape(of_rows))
         self.judge_gradients(dict(zip(wanted, made, strict=True)), x, *rows)
