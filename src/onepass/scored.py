@@ -73,7 +73,7 @@ def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, 
     else:
         y = whole = torch.empty_like(x)
     lse = None
-    if side.sink is not None:
+    if side.sink is not None and x.is_cuda:  # on a CPU no kernel is made for calls that lack it
         lse = x.new_empty([1 if d in dims else n for d, n in enumerate(x.shape)], dtype=wide)
     tensors = _kernel_tensors(x, side, wide)
     return y if _KERNELS[0](x, *tensors, whole, lse, _NUMBERS_OF[function], dims, *scores) else None

@@ -366,6 +366,20 @@ def test_columns_of_two_dims_that_the_scratch_memory_does_not_hold(columns: int)
         assert_close(lse, want_lse, 32 * torch.finfo(F32).eps, function)
 
 
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_short_columns_with_sinks(function: str, dtype: torch.dtype) -> None:
+    for n in range(2, 10):
+        x, of_rows = torch.randn(30, n, 19).to(dtype), torch.randn(30, 1, 19)
+        x[3] = -math.inf
+        of_rows[4], of_rows[5], of_rows[6] = -math.inf, math.inf, 90
+        for sink in (of_rows, 0.5):
+            y = getattr(onepass, function)(x, 1, sink=sink)
+            side = SideTensors(sink=sink.double()) if isinstance(sink, Tensor) else SideTensors()
+            scores = Scores() if isinstance(sink, Tensor) else Scores(sink=sink)
+            want, _ = forward_arithmetic(x.double(), side, Spec(function, [1]), scores)
+            assert_close(y, want, 32 * torch.finfo(F64 if dtype is F64 else F32).eps, (n, scores))
+
+
 def test_what_is_outside_the_window_is_not_read() -> None:
     above = torch.ones(64, 64, dtype=torch.bool).triu(1)
     x = torch.randn(64, 64).masked_fill(above, math.nan)
