@@ -5,11 +5,11 @@
     ONEPASS_CPU_CAPABILITY=avx2 python scripts/fuzz_cpu.py # with this instruction set: baseline, avx2 or avx512
 
 Shapes of rank 0 to 5, one dim or several; contiguous, permuted, expanded, sliced, offset and overlapping inputs; all
-dtypes and `dtype=`; softmax, log_softmax, softmin, logsumexp, state and, every third call, gradients; fresh results,
-`out=` of any layout, in place; -inf, inf, NaN, huge and subnormal values. The tolerances are those of
-tests/lib/support.py. Each call is made with one thread and with 2 to 8, which must give the same bits; no element
-beside `out` may change, nor an operand. Every failure is printed with the line that makes its call again. Ends with
-status 1 if there is any, 2 for a wrong option.
+dtypes and `dtype=`; softmax, log_softmax, softmin, logsumexp and state; fresh results, `out=` of any layout, in place;
+-inf, inf, NaN, huge and subnormal values. Of three calls one is a gradient and one has scores
+(tests/lib/random_scores.py). The tolerances are those of tests/lib/support.py. Each call is made with one thread and
+with 2 to 8, which must give the same bits; no element beside `out` may change, nor an operand. Every failure is printed
+with the line that makes its call again. Ends with status 1 if there is any, 2 for a wrong option.
 
 With --guard operands and results lie in memory that ends, or begins, at a page that cannot be touched. Each call is
 then printed before it is made, as an access to such a page ends the process. scripts/sanitize.py does this with an
@@ -17,228 +17,25 @@ engine under sanitizers, which do not look at masked vector accesses.
 """
 
 import argparse
-import ctypes
 import math
-import mmap
 import os
 import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-import onepass
 from onepass import native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from lib.gradients import gradient
-from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, assert_defined, assert_state
-
-SIZES = [1, 1, 2, 3, 4, 5, 8, 16, 17, 33]
-LENGTHS = [7, 8, 9, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 781, 1000, 1023, 1024, 1025]
-LENGTHS += [2047, 2048, 2049, 4095, 4096, 4097, 5003, 8193, 16385]
-SPECIALS = [math.inf, -math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 709.8, 6e4, -6e4, 3e38, -3e38]
-SPECIALS += [1e-40, -1e-40, 6e-8, 1e308, -1e308, 5e-324]
-SMALL, LARGE, REACH = 6_000, 250_000, 1_000_000  # elements of a call; what several threads take; of its memory
-POISON = 77.0
-
-
-@dataclass(frozen=True)
-class View:
-    """How a tensor lies in a buffer of its own."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-    def reach(self) -> int:
-        return self.offset + 1 + sum(max(n - 1, 0) * s for n, s in zip(self.sizes, self.strides, strict=True))
-
-    def of(self, buffer: Tensor) -> Tensor:
-        return buffer.as_strided(self.sizes, self.strides, self.offset)
-
-
-def strided(rng: random.Random, sizes: Sequence[int], kind: str) -> View:
-    """A view of these sizes: contiguous, permuted, sliced (gaps between elements), expanded, or overlapping."""
-    order = list(range(len(sizes)))[::-1]  # from the innermost out
-    if kind == "permuted" or (kind != "contiguous" and rng.random() < 0.4):
-        rng.shuffle(order)
-    strides, step = [0] * len(sizes), rng.choice([1, 1, 2, 3]) if kind == "sliced" else 1
-    for d in order:
-        strides[d] = step
-        if kind == "sliced" and rng.random() < 0.4:
-            strides[d] += rng.choice([1, 3, 8])
-        if kind == "expanded" and rng.random() < 0.4:
-            strides[d] = 0
-        if kind == "overlapping":
-            strides[d] = rng.choice([0, 1, step, max(step // 2, 1), 3])
-        step = max(step, strides[d] * max(sizes[d], 1))
-    return View(tuple(sizes), tuple(strides), rng.choice([0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 33]))
-
-
-def draw_view(rng: random.Random, sizes: Sequence[int], kinds: Sequence[str], most: int) -> tuple[str, View]:
-    """One of these kinds and a view of it that reaches over no more than `most` elements of memory."""
-    while True:
-        kind = rng.choice(kinds)
-        view = strided(rng, sizes, kind)
-        if view.reach() <= most:
-            return kind, view
-
-
-def sizes_of(rng: random.Random) -> list[int]:
-    """Sizes of rank 0 to 5, one of them often long; seldom an empty one."""
-    most = LARGE if rng.random() < 0.15 else SMALL
-    sizes = [rng.choice(SIZES) for _ in range(rng.choice([0, 1, 2, 2, 2, 3, 3, 4, 5]))]
-    for _ in range(1 if most == SMALL else 2):
-        if sizes and rng.random() < 0.8:
-            sizes[rng.randrange(len(sizes))] = rng.choice([rng.choice(LENGTHS), rng.randint(1, 700)])
-    if sizes and most == LARGE and rng.random() < 0.2:
-        sizes = [1] * (len(sizes) - 1) + [rng.randint(50_000, LARGE)]
-        rng.shuffle(sizes)
-    while math.prod(sizes) > most:
-        sizes[sizes.index(max(sizes))] //= 2
-    if sizes and rng.random() < 0.03:
-        sizes[rng.randrange(len(sizes))] = 0
-    return sizes
-
-
-def guarded(count: int, dtype: torch.dtype, at_end: bool) -> Tensor:
-    """Memory that ends, or begins, at a page that cannot be touched."""
-    size, page = max(count, 1) * dtype.itemsize, mmap.PAGESIZE
-    room = -(-size // page) * page
-    memory = mmap.mmap(-1, room + 2 * page)
-    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for at in (begin, begin + page + room):
-        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0) == 0
-    first = page + (room - size if at_end else 0)
-    return torch.frombuffer(memory, dtype=dtype, count=max(count, 1), offset=first)[:count]
-
-
-class Wrong(Exception):
-    """What is wrong with a call."""
-
-
-class Call:
-    """Call number `number` of the run with `seed`: the same again whatever was called before it."""
-
-    guard = False
-
-    def __init__(self, seed: int, number: int):
-        rng = self.rng = random.Random(f"{seed}/{number}")
-        self.function = rng.choice([*FUNCTIONS, "softmax", "state"])
-        sizes = sizes_of(rng)
-        kinds = ["contiguous", "contiguous", "permuted", "sliced", "expanded", "overlapping"]
-        self.kind, self.view = draw_view(rng, sizes, kinds, REACH)
-        self.dtype = rng.choice(DTYPES) if rng.random() < 0.95 else rng.choice(INTEGERS)
-        rank = max(len(sizes), 1)
-        dims = rng.sample(range(rank), rng.choice([1, 1, 1, rng.randint(1, rank)]))
-        dims = [d - rank if rng.random() < 0.5 else d for d in dims]
-        self.dim: int | tuple[int, ...] = dims[0] if len(dims) == 1 and rng.random() < 0.8 else tuple(dims)
-        fresh = torch.get_default_dtype() if self.dtype in INTEGERS else self.dtype
-        self.given: torch.dtype | None = None
-        if self.function in SOFTMAXES and (self.dtype in INTEGERS or rng.random() < 0.4):  # integers need one
-            self.given = rng.choice(DTYPES)
-        self.result = self.given or fresh
-        self.keepdim = rng.random() < 0.5
-        self.mode = rng.choice(["fresh", "fresh", "out", "in place"]) if self.function != "state" else "fresh"
-        apart = self.kind not in ("expanded", "overlapping")
-        if self.mode == "in place" and not (apart and self.function in SOFTMAXES and self.result == self.dtype):
-            self.mode = "out"
-        self.threads, self.engine = rng.randint(2, 8), rng.choice(["auto", "cpu"])
-        self.values = rng.randrange(2**31)
-
-    def __str__(self) -> str:
-        types = f"{str(self.dtype)[6:]} -> {str(self.result)[6:]}"
-        how = f"{self.mode}, {self.kind}, {self.threads} threads, engine {self.engine}"
-        return f"{self.function} over {self.dim} of {self.view}, {types}, {how}"
-
-    def lay(self, values: Tensor, view: View) -> Tensor:
-        """The view of memory that has these values."""
-        if self.guard:
-            values = guarded(len(values), values.dtype, self.rng.random() < 0.7).copy_(values)
-        return view.of(values)
-
-    def input(self) -> Tensor:
-        rng, generator = self.rng, torch.Generator().manual_seed(self.values)
-        buffer = torch.randn(self.view.reach(), generator=generator, dtype=torch.float64)
-        buffer = buffer * rng.choice([0.01, 1.0, 3.0, 30.0, 300.0]) + rng.choice([0.0, 0.0, 0.0, -500.0, 2500.0])
-        if self.dtype in INTEGERS:
-            return self.lay(buffer.clamp(0, 100).to(self.dtype), self.view)
-        for _ in range(rng.randint(1, 4) if rng.random() < 0.4 else 0):
-            step = rng.choice([1, 2, 7, 64, 10**6])
-            buffer[rng.randrange(len(buffer)) :: step] = rng.choice(SPECIALS)
-        return self.lay(buffer.to(self.dtype), self.view)
-
-    def shape(self) -> list[int]:
-        sizes = list(self.view.sizes)
-        if self.function in SOFTMAXES or not sizes:
-            return sizes
-        dims = {d % len(sizes) for d in ((self.dim,) if isinstance(self.dim, int) else self.dim)}
-        return [1 if d in dims else n for d, n in enumerate(sizes) if self.keepdim or d not in dims]
-
-    def place(self) -> View:
-        """How `out` lies: any layout whose elements are apart."""
-        return draw_view(self.rng, self.shape(), ["contiguous", "permuted", "sliced"], 4 * REACH)[1]
-
-    def make(self, x: Tensor, **options: Any) -> Any:
-        if self.function in SOFTMAXES:
-            return getattr(onepass, self.function)(x, self.dim, dtype=self.given, engine=self.engine, **options)
-        return getattr(onepass, self.function)(x, self.dim, self.keepdim, engine=self.engine, **options)
-
-    def check(self) -> int:
-        """Make the call twice and judge it; gives the elements that went in. Raises Wrong."""
-        x = self.input()
-        place = self.place() if self.mode == "out" else None
-        results = []
-        before = x.clone()
-        for threads in (1, self.threads):
-            torch.set_num_threads(threads)
-            results.append(self.once(x, place))
-        y, again = results
-        for a, b in zip(y, again, strict=True):
-            self.demand(equal_bits(a, b), f"1 and {self.threads} threads give other bits")
-        self.demand(equal_bits(x, before), "the input has changed")
-        dims = self.dim if isinstance(self.dim, int) else tuple(self.dim)
-        wide = x.to(torch.get_default_dtype()) if self.dtype in INTEGERS and self.given is None else x
-        try:
-            if self.function == "state":
-                assert_state(onepass.State(*y), wide, dims, self.keepdim)
-            else:
-                self.demand(y[0].dtype == self.result, f"the result is {y[0].dtype}")
-                self.demand(list(y[0].shape) == self.shape(), f"the result has shape {list(y[0].shape)}")
-                assert_defined(self.function, y[0], wide.to(self.result), dims)
-        except AssertionError as error:
-            raise Wrong(str(error)) from None
-        return x.numel()
-
-    def once(self, x: Tensor, place: View | None) -> tuple[Tensor, ...]:
-        if self.mode == "in place":
-            target = self.lay(torch.full((self.view.reach(),), POISON, dtype=self.dtype), self.view).copy_(x)
-            self.demand(self.make(target, out=target) is target, "in place: the result is not out itself")
-            self.undisturbed(target, self.view)
-            return (target,)
-        if place is None:
-            y = self.make(x)
-            return (y.m, y.l) if self.function == "state" else (y,)
-        target = self.lay(torch.full((place.reach(),), POISON, dtype=self.result), place)
-        self.demand(self.make(x, out=target) is target, "the result is not out itself")
-        self.undisturbed(target, place)
-        return (target,)
-
-    def undisturbed(self, y: Tensor, view: View) -> None:
-        """No element of the memory of `y` that is none of its own has changed."""
-        memory = y.as_strided((view.reach(),), (1,), y.storage_offset() - view.offset).clone()
-        view.of(memory).fill_(POISON)
-        self.demand(bool((memory == POISON).all()), "an element beside the result was written")
-
-    def demand(self, true: bool, words: str) -> None:
-        if not true:
-            raise Wrong(words)
+from lib.random_calls import POISON, REACH, Call, View, Wrong, draw_view, guarded, sizes_of  # noqa: F401
+from lib.random_scores import Scored
+from lib.support import DTYPES, FUNCTIONS
 
 
 class Gradient(Call):
@@ -315,17 +112,16 @@ class Gradient(Call):
 
     def check(self) -> int:
         given = self.operands()
-        before = {name: t.clone() for name, t in given.items()}
-        results = []
-        for threads in (1, self.threads):
-            torch.set_num_threads(threads)
-            results.append(self.into(**given))
-            if self.mode in given:
-                given[self.mode].copy_(before[self.mode])
-            for name, t in given.items():
-                self.demand(equal_bits(t, before[name]), f"{name} has changed")
-        self.demand(equal_bits(*results), f"1 and {self.threads} threads give other bits")
-        self.judge(results[0], **given)
+        before = given[self.mode].clone() if self.mode in given else None
+
+        def make() -> list[Tensor]:
+            dx = self.into(**given)
+            if before is not None:
+                given[self.mode].copy_(before)
+            return [dx]
+
+        (dx,) = self.with_threads(given, make)
+        self.judge_gradient(dx, **given)
         return given["saved"].numel()
 
     def into(self, grad: Tensor, saved: Tensor, lse: Tensor | None = None) -> Tensor:
@@ -348,10 +144,10 @@ class Gradient(Call):
             t = t.squeeze(d)
         return t
 
-    def judge(self, dx: Tensor, grad: Tensor, saved: Tensor, lse: Tensor | None = None) -> None:
+    def judge_gradient(self, dx: Tensor, grad: Tensor, saved: Tensor, lse: Tensor | None = None) -> None:
         """One rounding of the result, and a few of its terms in the type that they are computed in."""
         want, terms = gradient(self.function, grad, saved, self.dims, lse)
-        y, g, got, kind = saved.double(), grad.double(), dx.double(), torch.finfo(dx.dtype)
+        y, g, kind = saved.double(), grad.double(), torch.finfo(dx.dtype)
         vanishes = torch.zeros_like(want, dtype=torch.bool)
         if lse is not None:
             d = y - lse.double()
@@ -362,23 +158,15 @@ class Gradient(Call):
             terms = g.abs() + (terms - g.abs()) * (1 + y.nan_to_num(0, 0, 0).abs())
         inner = max(4e-16 if saved.dtype == torch.float64 else 1.2e-7, 2.0**-18 if dx.element_size() == 2 else 0)
         limit = kind.eps * want.abs() + 8 * inner * terms + 2 * max(kind.tiny * kind.eps, 1.2e-38)
-        over = (want.abs() + limit >= kind.max) & got.isinf() & (got.sign() == want.sign())
-        good = (got == want) | ((got - want).abs() <= limit) | over
-        good = torch.where(want.isnan() | (vanishes & got.isnan()), got.isnan(), good)
-        if not bool(good.all()):
-            at = tuple((~good).nonzero()[0].tolist())
-            self.demand(False, f"wrong, first at {at}: got {got[at].item()!r}, want {want[at].item()!r}")
+        self.demand_near("the gradient", dx, want, limit, vanishes)
 
 
-def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """The same elements to the sign of zero; any NaN is as good as another."""
-    same = (a == b) & (a.signbit() == b.signbit()) | (a != a) & (b != b)
-    return a.dtype == b.dtype and a.shape == b.shape and bool(same.all())
+KINDS = (Call, Scored, Gradient)
 
 
 def judge(seed: int, number: int) -> tuple[int, str | None]:
-    """The elements of a call, and what is wrong with it, if anything is. Every third is a gradient."""
-    call = (Gradient if number % 3 == 2 else Call)(seed, number)
+    """The elements of a call, and what is wrong with it, if anything is."""
+    call = KINDS[number % len(KINDS)](seed, number)
     if Call.guard:
         print(f"call {number} of seed {seed}: {call}", flush=True)
     try:

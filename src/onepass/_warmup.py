@@ -151,7 +151,7 @@ def _calls(
 def _gradients_of_scores(
     function: str, x: torch.dtype, y: torch.dtype, options: Sequence[str]
 ) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
-    """Calls that gradients make beside the forward (scored.gradients): one for the input, and one in the type of the
+    """Calls that gradients make beside the forward (score_gradients.gradients): one for the input, and one in the type of the
     computation for the scores, where a tensor of theirs may have a gradient."""
     wide = torch.float64 if torch.float64 in (x, y) else torch.float32
     call = words(function, options)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from typing_extensions import Unpack
 
+from . import score_gradients  # noqa: F401 (it gives the operators of scores their derivatives)
 from ._engines import _ready_devices, resolve
 from .ops import HANDLES, OUT_HANDLES, call, call_boxed, call_out, reduced_shape
 from .ragged_layouts import RAGGED, call_ragged

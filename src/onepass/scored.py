@@ -1,10 +1,9 @@
-"""The functions of scores (scores.py): the operators, their derivatives, and the arithmetic in place of a kernel.
+"""The functions of scores (scores.py): the operators, and the arithmetic in place of a kernel.
 
 `onepass::scored` computes softmax, log_softmax or logsumexp of scores; softmin is softmax with a negative factor. Where
-no kernel takes a call it is plain torch arithmetic. A call that is recorded or transformed goes through
-`ScoredFunction`. Its gradient is `onepass::scored_backward`, from the result as torch's softmax has it, so that the
-input need not be kept, or `onepass::scored_logsumexp_backward`, which scores the input again; where those are recorded
-themselves they are the same arithmetic, which has derivatives of every order.
+no kernel takes a call it is plain torch arithmetic. The gradient is `onepass::scored_backward`, from the result as
+torch's softmax has it, so that the input need not be kept, or `onepass::scored_logsumexp_backward`, which scores the
+input again. Calls that are recorded or transformed go by score_gradients.py.
 """
 
 import functools
@@ -18,11 +17,11 @@ from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from . import triton as triton_engine
-from .autograd import PLAIN_TYPES, needs_no_autograd, one_level_out
+from .autograd import PLAIN_TYPES, needs_no_autograd
 from .decompositions import unsqueeze_reduced
 from .native import FUNCTIONS, library
 from .ops import call as call_plain
-from .scores import Scores, SideTensors, blocked, distances, scaled, score, sink_of, slopes, upcast
+from .scores import Scores, SideTensors, blocked, scaled, score, sink_of, slopes, upcast
 from .settings import autocast_to_float32
 from .validation import HALF_DTYPES, Spec, overlap
 
@@ -55,8 +54,7 @@ def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Ten
         return y if spec.function == "logsumexp" else y.squeeze(0)
     arguments = _as_arguments(spec)
     if _is_direct(x, *side):
-        spec_of_kernel = spec._replace(function=arguments[0])
-        launched = _launch_forward(x, side, spec_of_kernel, scores, keeps_lse=_keeps_lse(x, side))
+        launched = _launch_forward(x, side, spec._replace(function=arguments[0]), scores, keeps_lse=False)
         if launched is not None:
             return launched[0]
     return _forward_operator(x, *side, *arguments, *scores)[0]
@@ -74,17 +72,8 @@ def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, 
         whole = y.unsqueeze(dims[0])
     else:
         y = whole = torch.empty_like(x)
-    lse = None
-    if _keeps_lse(x, side):
-        lse = x.new_empty([1 if d in dims else n for d, n in enumerate(x.shape)], dtype=wide)
     tensors = _kernel_tensors(x, side, wide)
-    return y if _KERNELS[0](x, *tensors, whole, lse, _NUMBERS_OF[function], dims, *scores) else None
-
-
-def _keeps_lse(x: Tensor, side: SideTensors) -> bool:
-    """Whether a call without a gradient makes the logsumexp of its rows all the same: a CPU's kernels then give the
-    same bits as with one; those of a GPU do anyway."""
-    return side.sink is not None and not x.is_cuda
+    return y if _KERNELS[0](x, *tensors, whole, None, _NUMBERS_OF[function], dims, *scores) else None
 
 
 def _is_direct(*tensors: Tensor | None) -> bool:
@@ -107,8 +96,7 @@ def score_into(x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Te
     if any(overlap(t, out) != "none" for t in others):
         return False
     function = _as_arguments(spec)[0]
-    spec = spec._replace(function=function)
-    return _launch_forward(x, side, spec, scores, out.detach(), _keeps_lse(x, side)) is not None
+    return _launch_forward(x, side, spec._replace(function=function), scores, out.detach(), False) is not None
 
 
 def _as_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -224,249 +212,12 @@ def _slope_of_cap(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> T
     return 1 - (scaled(x, side, scores) / scores.softcap).tanh().square()
 
 
-Like = tuple[Sequence[int], torch.dtype]
-
-
-def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
-    """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype."""
-    assert like is not None
-    shape, dtype = like
-    lead = t.dim() - len(shape)
-    dims = [d for d, size in enumerate(t.shape) if d < lead or (size != 1 and shape[d - lead] == 1)]
-    # torch accumulates half types in float32. On a GPU it need not write that: the sum moves fewer bytes. By a power of
-    # two a bfloat16 is divided exactly.
-    is_exact = times == 1 or (dtype is torch.bfloat16 and abs(math.frexp(times)[0]) == 0.5)
-    made_in = dtype if is_exact and t.dtype is dtype and t.is_cuda else _accumulator(t.dtype, t.dtype)
-    total = t.sum(dims, keepdim=True, dtype=made_in) if dims else t
-    total = total.reshape(shape)
-    return (total if times == 1 else upcast(total) / times).to(dtype)
-
-
-class ScoredFunction(torch.autograd.Function):
-    """A call with derivatives."""
-
-    @staticmethod
-    def forward(x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-        with _BelowAutograd():
-            return _forward_operator(x, *given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, side, ctx.spec, ctx.scores = _parse(inputs)
-        y, lse = output
-        ctx.input_dtype = x.dtype
-        ctx.set_materialize_grads(False)
-        lse_wide = None if side.sink is None else lse
-        scale_grad = side.scale is not None and side.scale.requires_grad
-        needs_score = ctx.spec.function == "logsumexp"
-        needs_x = needs_score or ctx.scores.softcap or scale_grad or _is_transformed()
-        ctx.likes = [None if t is None else (t.shape, t.dtype) for t in side[:-1]]
-        if not needs_score and not _is_transformed():
-            side = side._replace(bias=None, alibi=None)
-        kept = x if needs_x else None, *side, y, lse_wide
-        ctx.save_for_backward(*kept)
-        if _is_transformed():
-            ctx.save_for_forward(*kept)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, *tensors, y, lse = ctx.saved_tensors
-        side = SideTensors(*tensors)
-        if lse is None:  # then its output is empty
-            g_lse = None
-        call = ctx.spec, ctx.scores, ctx.input_dtype, ctx.needs_input_grad[:5], ctx.likes
-        grads = gradients(x, side, y, lse, g, g_lse, *call)
-        return *grads, *[None] * 13
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
-        count = len(ctx.saved_tensors)
-
-        def compute(*tensors: Any) -> Any:
-            (x, *side), (y, lse) = tensors[: count - 2], tensors[count - 2 : count]
-            return _tangents(x, SideTensors(*side), y, lse, tensors[count:], ctx.spec, ctx.scores)
-
-        return one_level_out(compute, *ctx.saved_tensors, *tangents[:5])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *given: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int | None]]:
-        x, side, spec, scores = _parse(given)
-        x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
-        moved = []
-        for t, dim, dropped in zip(side, in_dims[1:6], (0, 0, 2, 0, 0), strict=True):
-            if t is not None and dim is not None:  # its batch goes before the dims that it lacks of the input's
-                t = t.movedim(dim, 0)
-                t = t.reshape(t.size(0), *[1] * (x.dim() - dropped - t.dim()), *t.shape[1:])
-            moved.append(t)
-        spec = spec._replace(dims=[d + 1 for d in spec.dims])
-        result = ScoredFunction.apply(x, *moved, *_as_arguments(spec), *scores)
-        return result, (0, None if side.sink is None else 0)
-
-
 def _is_transformed() -> bool:
     return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
 
 
 def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
     return given[0], SideTensors(*given[1:6]), Spec(*given[6:11]), Scores(*given[11:18])
-
-
-def _backward(
-    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
-) -> Tensor:
-    """The gradient of the input of softmax or log_softmax, of dtype `to`."""
-    side, spec = side._replace(bias=None, alibi=None, sink=None), spec._replace(dtype=to)
-    if _is_direct(g, y, x, *side):
-        return _launch_backward(g, y, x, side, spec, scores)
-    return _backward_operator(g, y, x, *side, *_as_arguments(spec), *scores)
-
-
-def _logsumexp_backward(
-    g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
-) -> Tensor:
-    """The gradient of the input of logsumexp, or of its scores, of dtype `to`."""
-    if not (spec.dtype is torch.float32 and x.dtype in HALF_DTYPES):
-        x = x.to(_result_dtype(x, spec.dtype))  # as the function has rounded it
-    side, spec = side._replace(sink=None), spec._replace(dtype=to)
-    if _is_direct(g, lse, x, *side):
-        return _launch_logsumexp_backward(g, lse, of_scores, x, side, spec, scores)
-    return _logsumexp_backward_operator(g, lse, of_scores, x, *side, *_as_arguments(spec), *scores)
-
-
-def gradients(
-    x: Tensor | None,
-    side: SideTensors,
-    y: Tensor,
-    lse: Tensor | None,
-    g: Tensor | None,
-    g_lse: Tensor | None,
-    spec: Spec,
-    scores: Scores,
-    to: torch.dtype,
-    needed: Sequence[bool],
-    likes: Sequence[Like | None],
-) -> list[Tensor | None]:
-    """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`;
-    None where not `needed`."""
-    result: list[Tensor | None] = [None] * 5
-    times = 1.0  # the factor of `ds` beside that of the scores' gradients
-    if g is None and g_lse is None:
-        return result
-    dims = spec.dims
-    wide = _accumulator(y.dtype, y.dtype)
-    needs_x, needs_scale, needs_bias, needs_alibi, needs_sink = needed
-    # Then the operator gives dx, and ds, if it is needed, is that without the factor.
-    is_number = side.scale is None and not scores.softcap
-    is_plain = not needs_scale and (is_number or not (needs_bias or needs_alibi))
-    if spec.function == "logsumexp":
-        if g_lse is not None:
-            g_lse = g_lse.reshape(unsqueeze_reduced(y, dims, spec.keepdim).shape)
-        given = [] if g is None else [unsqueeze_reduced(g, dims, spec.keepdim).to(wide)]
-        given += [] if g_lse is None else [g_lse]
-        total = given[0] if len(given) == 1 else given[0] + given[1]
-        whole = unsqueeze_reduced(y, dims, spec.keepdim).to(wide) if lse is None else lse
-        ds = dx = None
-        if any(needed[:4]):
-            assert x is not None
-            if any(needed[1:4]):
-                ds = _logsumexp_backward(total, whole, True, x, side, spec, scores, wide)
-            else:
-                dx = _logsumexp_backward(total, whole, False, x, side, spec, scores, to)
-        sum_of_row = -total  # of the gradients by which the sink is weighted
-    else:
-        g = torch.zeros_like(y) if g is None else g
-        ds = dx = None
-        both = None
-        if needs_x and needs_bias and not (needs_scale or needs_alibi) and g_lse is None and likes[1] is not None:
-            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # result for both
-            of_cap = x if scores.softcap else None
-            both = None if is_one else _launch_bias_grad(g, y, of_cap, side, spec, scores, to, likes[1])
-        if both is not None:
-            dx, result[2] = both
-            needs_bias = False
-        elif is_plain and needs_x and g_lse is None:
-            dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
-            if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by it
-                ds, times = dx, scores.factor
-        if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
-            plain = scores._replace(factor=1.0, softcap=0.0)
-            ds = _backward(g, y, None, SideTensors(mask=side.mask), spec, plain, wide)
-            if g_lse is not None:
-                ds = ds + g_lse * (upcast(y) if spec.function == "softmax" else upcast(y).exp())
-        if needs_sink:
-            g_wide, y_wide = upcast(g), upcast(y)
-            sum_of_row = (g_wide * y_wide if spec.function == "softmax" else g_wide).sum(dims, keepdim=True)
-            sum_of_row = sum_of_row if g_lse is None else sum_of_row - g_lse
-    if dx is None and (needs_x or needs_scale):
-        assert ds is not None
-        dx = ds
-        if scores.softcap:
-            assert x is not None
-            dx = dx * _slope_of_cap(x, side, spec, scores)
-        if needs_scale:
-            assert x is not None
-            through = dx * _taking_part(x, side, spec, scores)[0]
-            result[1] = _sum_to(through * scores.factor, likes[0])
-        if needs_x:
-            scale = None if side.scale is None else side.scale.to(wide)
-            dx = scaled(dx, SideTensors(scale), scores).to(to)
-    result[0] = dx if needs_x else None
-    if needs_bias:
-        assert ds is not None
-        result[2] = _sum_to(ds, likes[1], times)
-    if needs_alibi:
-        assert ds is not None
-        through = -(ds * distances(ds, scores).abs()).sum((-2, -1))
-        result[3] = _sum_to(through, likes[2], times)
-    if needs_sink:
-        assert side.sink is not None
-        assert lse is not None
-        result[4] = _sum_to(-_weights(side.sink.to(wide), lse, scores) * sum_of_row, likes[3])
-    return result
-
-
-def _tangents(
-    x: Tensor,
-    side: SideTensors,
-    y: Tensor,
-    lse: Tensor | None,
-    tangents: Sequence[Tensor | None],
-    spec: Spec,
-    scores: Scores,
-) -> tuple[Tensor, Tensor]:
-    """The tangents of the result and of the logsumexp of each row."""
-    dims = spec.dims
-    x_wide, side_wide = _taking_part(x, side, spec, scores)
-    tx, tscale, tbias, talibi, tsink = (None if t is None else t.to(x_wide.dtype) for t in tangents)
-    ts = torch.zeros_like(x_wide)
-    if tx is not None:
-        ts = ts + scaled(tx, side_wide, scores)
-    if tscale is not None:
-        ts = ts + scaled(x_wide, SideTensors(tscale), scores)
-    if scores.softcap:
-        ts = ts * (1 - (scaled(x_wide, side_wide, scores) / scores.softcap).tanh().square())
-    if tbias is not None:
-        ts = ts + tbias
-    if talibi is not None:
-        ts = ts - slopes(x, talibi) * distances(x, scores).abs()
-    out = blocked(x, side.mask, scores)
-    if out is not None:
-        ts = ts.masked_fill(out, 0)
-    if spec.function == "logsumexp":
-        whole = unsqueeze_reduced(y, dims, spec.keepdim).to(ts.dtype) if lse is None else lse
-        weights = _weights(score(x_wide, side_wide, scores), whole, scores)
-    else:
-        weights = upcast(y) if spec.function == "softmax" else upcast(y).exp()
-    tlse = (weights * ts).sum(dims, keepdim=True)
-    if tsink is not None and lse is not None:
-        assert side_wide.sink is not None
-        tlse = tlse + _weights(side_wide.sink, lse, scores) * tsink
-    if spec.function == "logsumexp":
-        ty = tlse if spec.keepdim else tlse.squeeze(dims)
-    else:
-        ty = ts - tlse
-        ty = weights * ty if spec.function == "softmax" else ty
-    return ty.to(y.dtype), tlse if lse is not None else tlse.new_zeros(0)
 
 
 # Operators ------------------------------------------------------------------------------------------------------------
@@ -506,7 +257,8 @@ _KERNELS = tuple(
         _ops._scored_bias_grad_kernel,
     )
 )
-_BUSY_GROUPS = 4096  # of threads that take rows of a GPU
+# Of the gradient of a bias: elements of the rows that a GPU takes at a time, and the rows of a part at least.
+_BUSY_ELEMENTS, _LEAST_ROWS = 1 << 22, 8
 
 
 def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
@@ -593,7 +345,7 @@ def _launch_bias_grad(
     spec: Spec,
     scores: Scores,
     to: torch.dtype,
-    like: Like,
+    like: tuple[Sequence[int], torch.dtype],
 ) -> tuple[Tensor, Tensor] | None:
     """The gradients of the input, of dtype `to`, and of the bias in one launch on a GPU, or None where no kernel makes
     both. Where the bias has few rows they are summed in parts first, as many as keep the GPU busy."""
@@ -604,7 +356,8 @@ def _launch_bias_grad(
     wide = _accumulator(y.dtype, y.dtype)
     n = math.prod(y.shape[d] for d in spec.dims)
     bias_rows = max(math.prod(shape) // n, 1)
-    parts = max(min(y.numel() // n // bias_rows, _BUSY_GROUPS // bias_rows), 1)
+    sharing = y.numel() // n // bias_rows  # rows
+    parts = max(min(sharing // _LEAST_ROWS, _BUSY_ELEMENTS // (n * bias_rows)), 1)
     sums = torch.empty((parts, *shape), dtype=wide if parts > 1 else dtype, device=y.device)
     dx = torch.empty_like(y, dtype=to)
     scale, _, _, _, mask = _kernel_tensors(y, side, wide)
@@ -641,32 +394,6 @@ def _laid_out(t: Tensor, like: Tensor) -> Tensor:
     return t if t.stride() == like.stride() else like.copy_(t)
 
 
-def _forward_autograd(*given: Any) -> Any:
-    if needs_no_autograd(*given[:6]):
-        with _BelowAutograd():
-            return _forward_operator(*given)
-    x, _, spec, _ = _parse(given)
-    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:  # as ops.py has it, and why
-        y, lse = ScoredFunction.apply(*given[:8], torch.float32, *given[9:])
-        return y.to(x.dtype), lse
-    return ScoredFunction.apply(*given)
-
-
-def _backward_autograd(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
-    if needs_no_autograd(g, y, x, *given[:5]):
-        with _BelowAutograd():
-            return _backward_operator(g, y, x, *given)
-    _, side, spec, scores = _parse((y, *given))
-    return backward_arithmetic(g, y, x, side, spec, scores)
-
-
-def _logsumexp_backward_autograd(g: Tensor, lse: Tensor, of_scores: bool, *given: Any) -> Tensor:
-    if needs_no_autograd(g, lse, *given[:5]):
-        with _BelowAutograd():
-            return _logsumexp_backward_operator(g, lse, of_scores, *given)
-    return logsumexp_backward_arithmetic(g, lse, of_scores, *_parse(given))
-
-
 def _forward_fake(*given: Any) -> tuple[Tensor, Tensor]:
     x, side, spec, _ = _parse(given)
     return _both_results(_empty_result(x, spec), _empty_lse(x, side, spec))
@@ -680,18 +407,11 @@ def _logsumexp_backward_fake(g: Tensor, lse: Tensor, of_scores: bool, x: Tensor,
     return torch.empty_like(x, dtype=given[7])
 
 
-for _name, _kernel, _autograd, _fake in (
-    ("scored", _forward_kernel, _forward_autograd, _forward_fake),
-    ("scored_backward", _backward_kernel, _backward_autograd, _backward_fake),
-    (
-        "scored_logsumexp_backward",
-        _logsumexp_backward_kernel,
-        _logsumexp_backward_autograd,
-        _logsumexp_backward_fake,
-    ),
+for _name, _kernel, _fake in (
+    ("scored", _forward_kernel, _forward_fake),
+    ("scored_backward", _backward_kernel, _backward_fake),
+    ("scored_logsumexp_backward", _logsumexp_backward_kernel, _logsumexp_backward_fake),
 ):
     torch.library.register_fake(f"onepass::{_name}", _fake, lib=library)
     for _key in ("CPU", "CUDA", "XPU"):
         library.impl(_name, _kernel, _key)
-    for _key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):
-        library.impl(_name, _autograd, _key)

@@ -231,7 +231,7 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
     n = {"rows": 301, "short": 7}.get(layout, 61)
     x, g = torch.randn(40, n).to(dtype), torch.randn(40, n).to(dtype)
     mask = torch.ones(40, n, dtype=torch.bool)
-    mask[1], mask[2:9, 2], mask[20:, 4:] = False, False, False
+    mask[1], mask[2:9, 2], mask[13, 2], mask[20:, 4:] = False, False, False, False
     g[2, 2], g[3, 2], g[4, 3], g[5, 3], g[6], g[7, 2], g[30, 3] = (
         math.inf,
         math.nan,
@@ -242,6 +242,7 @@ def test_special_values_of_gradients(function: str, dtype: torch.dtype, layout: 
         math.inf,
     )
     x[8, 1], x[9], x[10, :2], x[11, 1], x[12] = math.nan, -math.inf, -math.inf, math.inf, torch.finfo(dtype).max / 2
+    x[13, 2] = math.nan
     wide = F64 if dtype is F64 else F32
     for zero, cap, right in (
         (False, 0.0, None),
@@ -306,6 +307,22 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
             assert same(backward(g, own, None, side, spec, given, g.dtype, out=own), want)
 
 
+def test_bits_of_a_gradient_do_not_depend_on_other_rows() -> None:
+    """To the sign of zero, where some rows have nothing and others go with them."""
+    x, g = torch.randn(1023, 127), torch.randn(1023, 127)
+    spec, scores = Spec("softmax", [1]), Scores(-2.5, left=0, right=0)
+    y, _ = forward(x, SideTensors(), spec, scores)
+    assert y[:896].isnan().all()
+    whole = backward(g, y, None, SideTensors(), spec, scores, F32)
+    for first in (895, 897, 900):
+        part = scores._replace(offset=first - 896)  # of the first row's key
+        assert same_bits(backward(g[first:], y[first:], None, SideTensors(), spec, part, F32), whole[first:])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return same(a, b) and bool(((a.signbit() == b.signbit()) | a.isnan()).all())
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_rows_of_many_chunks(function: str, dtype: torch.dtype) -> None:
     x = torch.randn(4, 150_001).to(dtype)
@@ -347,6 +364,20 @@ def test_columns_of_two_dims_that_the_scratch_memory_does_not_hold(columns: int)
         want, want_lse = forward_arithmetic(x.double(), doubles(side), spec, scores)
         assert_close(y, want, 32 * torch.finfo(F32).eps, function)
         assert_close(lse, want_lse, 32 * torch.finfo(F32).eps, function)
+
+
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_short_columns_with_sinks(function: str, dtype: torch.dtype) -> None:
+    for n in range(2, 10):
+        x, of_rows = torch.randn(30, n, 19).to(dtype), torch.randn(30, 1, 19)
+        x[3] = -math.inf
+        of_rows[4], of_rows[5], of_rows[6] = -math.inf, math.inf, 90
+        for sink in (of_rows, 0.5):
+            y = getattr(onepass, function)(x, 1, sink=sink)
+            side = SideTensors(sink=sink.double()) if isinstance(sink, Tensor) else SideTensors()
+            scores = Scores() if isinstance(sink, Tensor) else Scores(sink=sink)
+            want, _ = forward_arithmetic(x.double(), side, Spec(function, [1]), scores)
+            assert_close(y, want, 32 * torch.finfo(F64 if dtype is F64 else F32).eps, (n, scores))
 
 
 def test_what_is_outside_the_window_is_not_read() -> None:
@@ -399,6 +430,14 @@ def check_softcaps() -> None:
 @pytest.mark.skipif(not EXTENDED, reason="long double is no more than double here")
 def test_a_softcap_is_good_to_a_few_roundings() -> None:
     check_softcaps()
+
+
+def test_a_softcap_has_its_slope_at_the_rounded_input() -> None:
+    x = (3 * torch.randn(40, 60)).requires_grad_()
+    rounded = x.detach().bfloat16().float().requires_grad_()
+    g = torch.randn(40, 60).bfloat16()
+    dx, want = (torch.autograd.grad(onepass.softmax(t, -1, dtype=BF16, softcap=2.0), t, g)[0] for t in (x, rounded))
+    assert same(dx, want)
 
 
 def check_all() -> None:  # by another instruction set

@@ -1,5 +1,6 @@
 """The fuzzing of the CPU engine: two seconds of it, and that it notices what it is for."""
 
+import itertools
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import onepass
 from lib.scripts import load_script
-from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES
+from lib.support import DTYPES, FUNCTIONS, INTEGERS, SOFTMAXES, outcome
 from onepass import reference
 
 
@@ -58,15 +59,15 @@ def fails(fuzz, capsys, words, monkeypatch):
     assert fuzz.main(again[1].split()) == 0
 
 
-@pytest.mark.parametrize("function", [*FUNCTIONS, "state", "gradient"])
+@pytest.mark.parametrize("function", [*FUNCTIONS, "state", "gradient", "score"])
 def test_a_wrong_value_of_the_definition_is_a_failure(fuzz, capsys, monkeypatch, function):
     owner, words = {"state": (reference, "sums of"), "gradient": (fuzz, "gradient of")}.get(
         function, (reference, "wrong, first at")
     )
     right = getattr(owner, function)
 
-    def wrong(*arguments):
-        made = right(*arguments)
+    def wrong(*arguments, **options):
+        made = right(*arguments, **options)
         if function == "state":
             return made[0], made[1] * 1.001
         return [made[0] * 1.5, made[1]] if function == "gradient" else made + 0.05
@@ -82,6 +83,33 @@ def test_gradients_are_of_every_kind(fuzz):
     assert {(c.function, c.grad_type == c.saved_type) for c in made} == {(f, True) for f in FUNCTIONS} | {
         ("logsumexp", False)
     }
+
+
+def test_scored_calls_are_of_every_kind(fuzz):
+    made = [fuzz.Scored(0, number) for number in range(2000)]
+    assert {(c.way, c.function) for c in made} == {(w, f) for w in ("none", "autograd", "operator") for f in FUNCTIONS}
+    assert {name for c in made for name in c.sides} == {"scale", "bias", "alibi", "sink", "mask"}
+    assert {dtype for c in made for dtype, _ in c.sides.values()} == {*DTYPES, torch.bool}
+    numbers = {"scale", "softcap", "sink", "causal", "window", "offset", "empty"}
+    assert {name for c in made for name in c.numbers} == numbers
+    assert any(len(c.sides) == 5 for c in made)
+    assert any(0 in view.strides and max(view.sizes) > 1 for c in made for _, view in c.sides.values())
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("operator", "the input"), *(("autograd", n) for n in ("the input", "scale", "bias", "alibi", "sink"))],
+)
+def test_a_wrong_gradient_of_scores_is_a_failure(fuzz, monkeypatch, way, name):
+    right = fuzz.Scored.judge_gradients
+
+    def judge(self, made, *operands):
+        right(self, {n: t * 1.5 if n == name else t for n, t in made.items()}, *operands)
+
+    monkeypatch.setattr(fuzz.Scored, "judge_gradients", judge)
+    calls = (fuzz.Scored(3, number) for number in itertools.count())
+    mine = itertools.islice((c for c in calls if c.way == way and name in ("the input", *c.sides)), 10)
+    assert any(f"the gradient of {name} is wrong" in str(outcome(c.check)) for c in mine)
 
 
 def plant(monkeypatch, fault):

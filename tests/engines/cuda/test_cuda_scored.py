@@ -232,7 +232,7 @@ def test_the_gradient_of_a_shared_bias_in_the_emulator(emulator, name, parts, fu
     assert_close(dx, want, dtype)
     plain = scores._replace(factor=1.0, softcap=0.0)
     of_scores = scored.backward_arithmetic(g.double(), y.double(), None, SideTensors(mask=side.mask), spec, plain)
-    want = scored._sum_to(of_scores, (of_bias, F64))
+    want = of_scores.sum_to_size(of_bias)
     assert_close(sums.double().sum(0).to(dtype), want, dtype)
     source, defines = emulator.kernels_run[-1]
     assert source == "rows_bias_grad.cu"

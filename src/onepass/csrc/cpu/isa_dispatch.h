@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "broadcast_sum.h"
 #include "divergence.h"
 #include "engine.h"
 #include "loss.h"
@@ -29,6 +30,9 @@ struct CpuEngine {
   void (*run_divergence)(const DivergenceProblem&, const DivergencePlan&, int64_t begin, int64_t end);
   SegmentPlan (*plan_segments)(const SegmentProblem&, int64_t longest);
   void (*run_segments)(const SegmentProblem&, const SegmentPlan&, CpuPhase, SegmentState*, int64_t begin, int64_t end);
+  SumPlan (*plan_sum)(const SumProblem&);
+  void (*run_sum)(const SumProblem&, const SumPlan&, double* parts, int64_t begin, int64_t end);
+  void (*merge_sums)(const SumProblem&, const SumPlan&, const double* parts, int64_t begin, int64_t end);
 
   // Executes a call. `parallel_for(count, grain_size, work)` calls work(begin, end) for parts of [0, count).
   template <class ParallelFor>
@@ -58,7 +62,10 @@ struct CpuEngine {
    isa::plan_divergence,           \
    isa::run_divergence,            \
    isa::plan_segments,             \
-   isa::run_segments}
+   isa::run_segments,              \
+   isa::plan_sum,                  \
+   isa::run_sum,                   \
+   isa::merge_sums}
 inline const CpuEngine kCpuEngines[] = {
 // the best first
 #ifdef ONEPASS_AVX512

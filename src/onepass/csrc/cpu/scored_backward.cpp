@@ -38,8 +38,9 @@ struct ScoredBackward {
   struct Numbers {
     const A *a, *b;
     int64_t step;
-    bool all_finite;  // (softmax) of the sums
-    Numbers from(int64_t i) const { return {a + i * step, b + i * step, step, all_finite}; }
+    bool all_finite;           // (softmax) of the sums
+    const A* scale = nullptr;  // the scales of short rows in a run, for each of its elements
+    Numbers from(int64_t i) const { return {a + i * step, b + i * step, step, all_finite, scale ? scale + i : scale}; }
   };
   static bool are_finite(const A* sums, int64_t count) {
     A none = 0;  // of the others the difference is a NaN
@@ -101,7 +102,12 @@ struct ScoredBackward {
     }
     Vector few{}, v[1];
     for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), few += v[0];
-    if (i < run.count) load_terms<kPlain>(run, i, v, run.count - i), few += v[0];
+    if (kPlain && i < run.count && run.count >= L) {  // the last vector, without what has been added
+      load_terms<kPlain>(run, run.count - L, v);
+      few += drop_lanes(v[0], i + L - run.count);
+    } else if (i < run.count) {
+      load_terms<kPlain>(run, i, v, run.count - i), few += v[0];
+    }
     total.add(few);
   }
   static double total_of(Vector lanes) {
@@ -193,7 +199,7 @@ struct ScoredBackward {
   };
   template <bool kPlain>
   __attribute__((noinline)) void store_inside(const ScoredRun& run, const Numbers& numbers) const {
-    const SlopeLoader<A> slope(rows, run, !numbers.all_finite);
+    const SlopeLoader<A> slope(rows, run, !numbers.all_finite, numbers.scale);
     const A *const numbers_a = numbers.a, *const numbers_b = numbers.b;
     const int64_t numbers_step = numbers.step;
     const std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, run);
@@ -218,10 +224,10 @@ struct ScoredBackward {
         }
       }
       if constexpr (!kIsSoftmax) Exp::apply(v);
+      Vector of_y[K];
       for (int k = 0; k < K; ++k) {
         if (kIsSoftmax) {
-          const Vector ds = v[k] * (g[k] - a[k]);
-          v[k] = zeroes ? (v[k] != A(0) ? ds : Vector{}) : ds;  // (the difference may be infinite)
+          of_y[k] = v[k], v[k] *= g[k] - a[k];
         } else if (kHasSums) {
           v[k] = g[k] - v[k] * kTileUnscale<A> * a[k];
           if (marks) v[k] = b[k] != A(0) ? v[k] : Vector{};
@@ -230,6 +236,10 @@ struct ScoredBackward {
         }
       }
       slope.template multiply<kPlain>(i, v, count...);
+      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
+      if (kIsSoftmax && zeroes) {
+        for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
+      }
     });
   }
 
@@ -257,10 +267,10 @@ struct ScoredBackward {
   bool go_in_runs() const {
     constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
     return kHasSums && p.n <= kMaxInRun && (kIsSoftmax || !p.has_window()) &&
-           rows.follow_each_other({kInput, kGradOf, kScale, kOfCap, kResult, mask});
+           rows.follow_each_other({kInput, kGradOf, kOfCap, kResult, mask}) && rows.inner.strides[kScale] == 0;
   }
   void rows_in_runs(int64_t begin, int64_t end) const {
-    alignas(64) A a[L], b[L], of_elements[2][kMaxInRun * L + L];
+    alignas(64) A a[L], b[L], of_elements[3][kMaxInRun * L + L];
     const auto& column = p.outer.dims[p.outer.count - 1];
     const int64_t n = p.n, size = column.size;
     ScoredWalk slice(p.outer, begin / size, 1, rows.origin);
@@ -270,7 +280,14 @@ struct ScoredBackward {
       make_numbers(count, a, b, false, [&](int64_t k) { return Place{slice.at, (at + k) * n}; });
       for (int64_t k = 0; k < count; ++k) repeat(a[k], of_elements[0] + k * n);
       for (int64_t k = 0; has_marks && k < count; ++k) repeat(b[k], of_elements[1] + k * n);
-      const Numbers numbers = {of_elements[0], of_elements[1], 1, are_finite(a, count)};
+      const A* scales = nullptr;
+      if (column.strides[kScale] != 0) {
+        const ScoredRun those = {slice.at, column.strides, at, count};
+        const A* const first_scale = rows.template data<const A>(kScale, those);
+        for (int64_t k = 0; k < count; ++k) repeat(first_scale[k * column.strides[kScale]], of_elements[2] + k * n);
+        scales = of_elements[2];
+      }
+      const Numbers numbers = {of_elements[0], of_elements[1], 1, are_finite(a, count), scales};
       if (!kIsSoftmax || numbers.all_finite) {
         store_gradients({slice.at, rows.inner.strides, at * n, count * n}, numbers, false);
       } else {
@@ -278,7 +295,7 @@ struct ScoredBackward {
         for (int64_t k = 0; k < count; ++k) {
           int64_t row[kScoredTensors];
           for (int t = 0; t < kScoredTensors; ++t) row[t] = first_elements.part(k, count).at(ScoredTensor(t));
-          store_row_gradients(row, 0, n, {a + k, b + k, 0, false});
+          store_row_gradients(row, 0, n, {a + k, b + k, 0, are_finite(a + k, 1)});
         }
       }
       at += count;

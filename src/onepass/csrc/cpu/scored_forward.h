@@ -332,7 +332,7 @@ struct ScoredForward {
         return count;
       };
       if constexpr (!kReduces) {
-        if (p.n <= kMaxShortDepth && !has_sink && !p.has(kRowLse) && !p.empty_is_zero) {
+        if (p.n + sinks <= kMaxShortDepth && !p.has(kRowLse) && !p.empty_is_zero) {
           load(0);
           tile.short_group(0);
           return store_short(columns, across);

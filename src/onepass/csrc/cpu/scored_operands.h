@@ -14,6 +14,11 @@ ONEPASS_INLINE Vec keep_lanes(Vec v, int64_t count, float other) { return lane_m
 ONEPASS_INLINE V<double> keep_lanes(V<double> v, int64_t count, double other) {
   return V<int64_t>(lane_mask(2 * count)) ? v : broadcast_as(other);
 }
+// v, but for the first `count` lanes, which are 0.
+ONEPASS_INLINE Vec drop_lanes(Vec v, int64_t count) { return lane_mask(count) ? Vec{} : v; }
+ONEPASS_INLINE V<double> drop_lanes(V<double> v, int64_t count) {
+  return V<int64_t>(lane_mask(2 * count)) ? V<double>{} : v;
+}
 
 template <class A, class T>
 ONEPASS_INLINE A widen(T v) {
@@ -208,12 +213,14 @@ struct ScaleOperand {
     if (!first) return;
     step == 0 ? void(number *= *first) : void(each = first);
   }
-  template <bool kNumber = false, int K, class... Count>
+  // kPlain: there is one scale, or they lie side by side.
+  template <bool kPlain = false, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
     for (V<A>& one : v) one *= number;
-    if (kNumber || !each) return;
+    if (!each) return;
+    const int64_t apart = kPlain ? 1 : step;
     V<A> scale[K];
-    load_operand<A>(each + i * step, step, scale, count...);
+    load_operand<A>(each + i * apart, apart, scale, count...);
     for (int k = 0; k < K; ++k) v[k] *= scale[k];
   }
 };
@@ -410,8 +417,11 @@ struct SlopeLoader {
   const uint8_t* const mask;
   const int64_t mask_step;
 
-  SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks)
-      : scale(rows.p.of_scores ? ScaleOperand<A>() : ScaleOperand<A>(rows, run)),
+  // `scales` are those of the elements of the run, if they are not where the call has them.
+  SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks, const A* scales = nullptr)
+      : scale(rows.p.of_scores ? ScaleOperand<A>()
+              : scales         ? ScaleOperand<A>(rows.p.factor, scales, 1)
+                               : ScaleOperand<A>(rows, run)),
         x(rows, run, rows.p.has(kOfCap) ? kOfCap : kInput, rows.p.has(kOfCap) ? rows.p.out : rows.p.in),
         softcap(rows.p.of_scores ? A(0) : A(rows.p.softcap)),
         uncap(1 / softcap),

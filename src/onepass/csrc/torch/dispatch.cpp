@@ -114,6 +114,17 @@ void run_scored_cpu(ScoredProblem& problem) {
   if (plan.stores) run_phase(CpuPhase::finish);
 }
 
+void run_sum_cpu(const SumProblem& problem) {
+  const CpuEngine& engine = cpu_engine();
+  const SumPlan plan = engine.plan_sum(problem);
+  std::vector<double> parts(size_t(plan.parts()));
+  run_parallel(plan.tiles * plan.chunks, plan.grain_size,
+               [&](int64_t begin, int64_t end) { engine.run_sum(problem, plan, parts.data(), begin, end); });
+  if (parts.empty()) return;
+  run_parallel(plan.tiles, plan.grain_size,
+               [&](int64_t begin, int64_t end) { engine.merge_sums(problem, plan, parts.data(), begin, end); });
+}
+
 void run_loss_cpu(const LossProblem& problem) {
   const CpuEngine& engine = cpu_engine();
   const LossPlan plan = engine.plan_loss(problem);

@@ -48,7 +48,7 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
   // The bits of a row follow from its layout, but for the gradient of logsumexp, which sums nothing.
   const bool sums = !problem.is_backward() || !is_reduction(problem.function);
   if (sums && batch_invariant() && !problem.has_rows()) return false;
-  advise_huge_pages(*tensors[kResult], problem.out);
+  if (tensors[kResult]->data() != x.data()) advise_huge_pages(*tensors[kResult], problem.out);
   run_scored_cpu(problem);
   return true;
 }
