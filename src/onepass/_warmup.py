@@ -151,8 +151,8 @@ def _calls(
 def _gradients_of_scores(
     function: str, x: torch.dtype, y: torch.dtype, options: Sequence[str]
 ) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
-    """Calls that gradients make beside the forward (score_gradients.gradients): one for the input, and one in the type of the
-    computation for the scores, where a tensor of theirs may have a gradient."""
+    """Calls that gradients make beside the forward (score_gradients.gradients): one for the input, and one in the type
+    of the computation for the scores, where a tensor of theirs may have a gradient."""
     wide = torch.float64 if torch.float64 in (x, y) else torch.float32
     call = words(function, options)
     of_scores = any(option in options for option in ("scale", "bias", "alibi"))
