@@ -209,7 +209,8 @@ MACROS = {
 @needs_nvrtc
 @pytest.mark.parametrize("header", [path.name for path in sorted(SOURCES.glob("*.cuh"))])
 def test_headers_compile_by_themselves(header):
-    macros = MACROS if header == "config.cuh" else {}
+    has_macros = header in ("config.cuh", "segment_types.cuh", "segment_pieces.cuh")
+    macros = MACROS | {"ROWS_PER_BLOCK": 256} if has_macros else {}
     ptx_of(SOURCES / header, "90", [f"-D{name}={value}" for name, value in macros.items()])
 
 
@@ -235,9 +236,10 @@ def test_segments_compile(arch):
     """Rows alone, heads in an order with a bias, and the batch-invariant mode."""
     for dtype, vec_size in (("bfloat16_t", 4), ("float", 4), ("double", 2)):
         for function, backward in itertools.product(("softmax", "log_softmax", "logsumexp"), (0, 1)):
-            for source, parts, size in (("tiled", 9, 1), ("tiled", 7, vec_size), ("long", 39, 1), ("invariant", 17, 1)):
+            tiled, long = (("tiled", 9, 1), ("tiled", 7, vec_size)), (("long", 41, vec_size), ("long", 39, 1))
+            for source, parts, size in (*tiled, *long, ("invariant", 17, 1)):
                 named = {"IN_TYPE": dtype, "OUT_TYPE": dtype, "FUNCTION": f"Function::{function}", "VEC_SIZE": size}
-                named |= {"IS_BACKWARD": backward, "SEGMENT_PARTS": parts, "BIAS_TYPE": dtype, "ROWS_PER_BLOCK": 128}
+                named |= {"IS_BACKWARD": backward, "SEGMENT_PARTS": parts, "BIAS_TYPE": dtype, "ROWS_PER_BLOCK": 256}
                 ptx_of(
                     SOURCES / f"segments_{source}.cu", arch, [f"-D{name}={v}" for name, v in (MACROS | named).items()]
                 )

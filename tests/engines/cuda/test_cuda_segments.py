@@ -17,7 +17,7 @@ LARGE, SMALL, LITTLE = 0, 3, 4
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TOLERANCE = {F32: 1e-5, BF16: 1.6e-2, F16: 2e-3, F64: 1e-12}
 # The function, dtype, trailing dims, and the lengths of segments. A tile has neighbouring ones of up to some thousand
-# elements together. A block takes a segment of middling length, and all blocks share a longer one.
+# elements together. Longer segments are cut into pieces, of which each block takes some.
 CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "short": ("softmax", F32, (), [k % 40 for k in range(450)]),
     "long": ("softmax", F32, (), [3, 700, 0, 9000, 40, 0, 5]),
@@ -29,6 +29,8 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
     "wide": ("logsumexp", F64, (64,), [20, 1, 0, 90]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
+    "pieces": ("softmax", F32, (), [2050 + 61 * k for k in range(20)] + [9, 20000, 0] + 3 * [2300]),
+    "pieces of heads": ("softmax", BF16, (8,), [700, 90, 9000, 0, 2100]),
 }
 QUICK = ("short", "long")
 
@@ -78,6 +80,34 @@ def test_segments(emulator, case):
 def test_blocks_that_do_not_wait(emulator, case):
     """Rows of several tiles are finished by a second launch, and a block takes all chunks of the heads of a tile."""
     solve(emulator, case, has_more=False, device=SMALL)
+
+
+@pytest.mark.parametrize("case", ["pieces", slow("pieces of heads")])
+def test_segments_of_more_pieces_than_blocks(emulator, case):
+    """They are finished when all states are there, among others that need not wait."""
+    solve(emulator, case, has_more=False, device=LITTLE)
+
+
+LONG_ROWS = ("large", "-inf", "inf", "nan", "one piece is large")
+
+
+@pytest.mark.parametrize("function", ["softmax", slow("logsumexp")])
+@pytest.mark.parametrize("dtype", [F32, slow(BF16)])
+@pytest.mark.parametrize("scores", [name if name == LONG_ROWS[-1] else slow(name) for name in LONG_ROWS])
+def test_scores_of_long_segments_that_are_not_small(emulator, scores, dtype, function):
+    """Exponentials in the place of elements give way to the elements."""
+    lengths = [5, 3001, 17000, 40]
+    x = torch.empty(sum(lengths) + 3, dtype=dtype)[3:].copy_(maker(F32)(sum(lengths)))
+    if scores == "large":
+        x *= 50
+    else:
+        x[9000] = {"one piece is large": 90.0}.get(scores) or float(scores)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    want = expected(function, x.double(), lengths, None)
+    y = torch.empty(want.shape, dtype=dtype)
+    emulator.segments(function, {"x": x, "y": y}, offsets)
+    tolerance = 3 * TOLERANCE[dtype]
+    torch.testing.assert_close(y.double(), want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize(("device", "threads"), [(LARGE, 256), (LITTLE, 128)])

@@ -9,19 +9,18 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 32 * kSegmentWarps;  // of a block of the kernel of longer rows
-constexpr int kMostVec = 4, kVecBytes = 16;   // heads of a lane
-constexpr int kPadBytes = 32;                 // between the elements of strips, at most
-constexpr int kStaticBytes = 8192;            // of shared memory that the kernel of tiles declares, at most
+constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
+constexpr int kPadBytes = 32;                // between the elements of strips, at most
+constexpr int kStaticBytes = 8192;           // of shared memory that the kernel of tiles declares, at most
 // The kernel of tiles. Sweeps have chosen these (H200, 2026-11-28): warps of a block; values of a thread, twice as many
 // of vectors of heads but in gradients, half as many doubles; lanes beside each other that have an item's heads, or
 // bytes of these where they are no vectors; groups of such lanes that have other heads.
 constexpr int kTileWarps = 4, kStripValues = 16, kHeadLanes = 2, kHeadBytes = 32, kMostGroups = 8;
-constexpr int64_t kInvariantWaves = 16;  // of blocks of the batch-invariant kernel
-// The kernel of longer rows. A block computes one of no more items than some for each lane of a warp. Longer ones are
-// cut into tiles, one for each block.
-constexpr int kLeastLaneItems = 32, kMostLaneItems = 2048, kWarpsPerSm = 32;
-constexpr double kMostShares = 10;
+// The batch-invariant kernel: threads of a block, and waves of blocks.
+constexpr int kInvariantThreads = 256;
+constexpr int64_t kInvariantWaves = 16;
+// Bytes of shared memory that the system takes of each block, and that the kernel of longer rows declares, at most.
+constexpr int kSystemBytes = 1024, kLongStaticBytes = 4096;
 
 using P = SegmentProblem;
 
@@ -40,6 +39,18 @@ struct Roles {
       of[kRowFirst] = P::kOfY;
   }
   bool has(int tensor) const { return of[tensor] >= 0; }
+};
+
+// Where the list of longer rows lies in memory, and the messages behind it.
+struct LongList {
+  int64_t rows, messages;
+
+  explicit LongList(const SegmentMap& map)
+      : rows(ceil_div(map.sections * int64_t(sizeof(LongSection)), 16) * 16),
+        messages(rows + (map.sections * (map.section_rows + int64_t(1)) + kReadBehind) * int64_t(sizeof(LongRow))) {}
+
+ private:
+  static constexpr int kReadBehind = 32;  // rows that a warp may look at behind the last one
 };
 
 }  // namespace
@@ -73,18 +84,17 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   launch.groups = launch.rows.groups = 1;
   if (batch_invariant() && !is_pointwise) {
     kind.segment_parts |= kSegmentInvariant;
-    launch.rows.threads = kThreads;
-    launch.rows.kernel = find_or_load(kind, {Tier::warp, 32, kThreads / 32, 1, 1, 1, 0, VecAccess::aligned}, device);
-    const int64_t blocks = ceil_div(problem.segments * problem.columns, kThreads / 32);
+    launch.rows.threads = kInvariantThreads;
+    launch.rows.kernel =
+        find_or_load(kind, {Tier::warp, 32, kInvariantThreads / 32, 1, 1, 1, 0, VecAccess::aligned}, device);
+    const int64_t blocks = ceil_div(problem.segments * problem.columns, kInvariantThreads / 32);
     launch.rows_map = map;
     launch.rows.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kInvariantWaves * gpu.sm_count));
     return launch;
   }
 
   // Vectors of heads, and lanes.
-  launch.threads = kThreads;
   const bool is_wide = problem.accumulator() == DType::float64;
-  int vec_size = std::min(kMostVec, kVecBytes / widest);
   const auto fits = [&](int heads) {
     bool does = map.columns % heads == 0 && map.dims == 1;
     for (int t = 0; t <= kItemResult && does; ++t) {
@@ -94,9 +104,13 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
     }
     return does;
   };
-  while (vec_size > 1 && !fits(vec_size)) vec_size /= 2;
+  const auto largest_fit = [&](int heads) {
+    while (heads > 1 && !fits(heads)) heads /= 2;
+    return heads;
+  };
+  const int vec_size = largest_fit(std::min(kMostVec, kVecBytes / widest));
   const int64_t vectors = map.columns / vec_size;
-  const auto lanes_of = [&](int64_t most) {
+  const auto log2_of_lanes = [](int64_t vectors, int64_t most) {
     int log2 = 0;
     while (1 << log2 < std::min(vectors, most)) ++log2;
     return log2;
@@ -108,7 +122,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
 
   // Tiles of short rows.
   const DType of_first = problem.types[roles.of[kItemFirst]];
-  map.head_lanes_log2 = lanes_of(vec_size > 1 ? kHeadLanes : kHeadBytes / size_of(of_first));
+  map.head_lanes_log2 = log2_of_lanes(vectors, vec_size > 1 ? kHeadLanes : kHeadBytes / size_of(of_first));
   const int64_t of_lanes = ceil_div(vectors, 1 << map.head_lanes_log2);
   int capacity = 0, groups = 1;
   while (groups < std::min<int64_t>(of_lanes, kMostGroups)) groups *= 2;
@@ -158,45 +172,64 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   launch.rows_map = map;
   if (map.items <= map.short_items) return launch;
 
-  // Longer rows.
-  map.head_lanes_log2 = lanes_of(32);
-  map.chunks = int(ceil_div(vectors, 1 << map.head_lanes_log2));
-  const int item_lanes = 32 >> map.head_lanes_log2;
-  // No block takes a row that is some times the fair share that a warp has of all items.
-  const int64_t share = map.items * map.chunks / (gpu.sm_count * kWarpsPerSm) / item_lanes;
-  map.tile_items =
-      item_lanes * std::clamp<int64_t>(int64_t(kMostShares * double(share)), kLeastLaneItems, kMostLaneItems);
-  map.tile_items = std::max<int64_t>(map.tile_items, map.short_items);
-  map.tiles = std::max<int64_t>(1, ceil_div(map.items, map.tile_items));
-  kind.segment_parts |= kSegmentLong;
-  const int kept = (vec_size > 1 ? 16 / vec_size : 8) / ((problem.is_backward() ? 2 : 1) * (is_wide ? 2 : 1));
-  as = {Tier::warp, 1, kThreads, kept * vec_size, vec_size, 1, 0, VecAccess::aligned};
+  // Longer rows, which the kernel of short ones lists.
+  const int size_of_second = roles.has(kItemSecond) ? size_of(problem.types[roles.of[kItemSecond]]) : 0;
+  // Without heads a vector has neighbouring items; with an order they are not neighbours.
+  const bool has_items_alone = is_dense && !map.order;
+  const int vec = has_items_alone ? kVecBytes / widest : largest_fit(kVecBytes / widest);
+  SegmentMap& of_long = launch.map = map;
+  of_long.head_lanes_log2 = log2_of_lanes(map.columns / vec, kSegmentHeadBytes / (vec * size_of(of_first)));
+  if (has_items_alone) of_long.head_lanes_log2 = 0;
+  const int64_t heads = has_items_alone ? 1 : vec << of_long.head_lanes_log2;  // of a block
+  of_long.chunks = int(ceil_div(map.columns, heads));
+  const int sections = int(ranges), counts_bytes = (sections + 1) * 4;
+  launch.threads = kSegmentLongThreads;
+  const int turn_bytes = kSegmentLongThreads * vec * (size_of(of_first) + size_of_second);
+  const int taken = kSystemBytes + kLongStaticBytes + counts_bytes;
+  const int room = (gpu.shared + kSystemBytes) / long_blocks(!has_items_alone) - taken;
+  of_long.turns = std::max(2, room / turn_bytes);
+  launch.shared = unsigned(of_long.turns * turn_bytes + counts_bytes);
+  // A piece has half of the ring, so that the next one is on its way. One that begins and ends within vectors has one
+  // vector more.
+  const int64_t piece_vectors = of_long.turns / 2 * kSegmentLongThreads;
+  of_long.piece_items = has_items_alone ? (piece_vectors - 1) * vec : piece_vectors >> of_long.head_lanes_log2;
+  of_long.most_pieces = int(map.items / of_long.piece_items + map.items / map.short_items + 1);
+  of_long.sections = sections, of_long.section_rows = int(map.range_items / map.short_items + 2);
+  kind.segment_parts = (kind.segment_parts & ~(has_items_alone ? 0u : unsigned(kSegmentSingle))) | kSegmentLong;
+  as = {Tier::warp, 1, kSegmentLongThreads, vec, vec, 1, 0, VecAccess::aligned};
   launch.kernel = find_or_load(kind, as, device);
   // Blocks that run at a time wait for each other's messages.
-  const int64_t together = std::max<int64_t>(1, count_resident(launch, gpu) / map.chunks);
-  launch.blocks = unsigned(map.chunks * std::min<int64_t>(together, map.tiles));
-  map.steps_run = is_pointwise ? 1 : gpu.cooperative && together > 1 ? 3 : 2;
-  map.most_tiles = is_pointwise ? 0x7fffffff : map.steps_run == 3 ? int(launch.blocks) / map.chunks : 0;
-  launch.message_bytes = ceil_div(launch.rows.blocks, 16) * 16;
-  map.row_blocks = int(launch.rows.blocks);
+  const int64_t together = std::max<int64_t>(1, count_resident(launch, gpu) / of_long.chunks);
+  const int64_t teams = std::min<int64_t>(together, of_long.most_pieces);
+  launch.blocks = unsigned(of_long.chunks * teams);
+  of_long.steps_run = is_pointwise ? 1 : gpu.cooperative && together > 1 ? 3 : 2;
+  // A result of a row is awaited by the block of the last piece alone, which the others never wait for.
+  const bool waits = is_pointwise || (of_long.steps_run == 3 && roles.has(kRowFirst));
+  of_long.most_waiting = waits ? 0x7fffffff : of_long.steps_run == 3 ? int(teams) : 1;
+  const LongList list(of_long);
+  launch.message_bytes = list.messages;
   if (!is_pointwise)
-    launch.message_bytes +=
-        map.tiles * map.chunks * (2 * vec_size << map.head_lanes_log2) * message_size(kind.in, kind.out);
-  launch.map = map;
-  launch.rows_map.tile_items = map.tile_items;
+    launch.message_bytes += of_long.most_pieces * heads * of_long.chunks * message_size(kind.in, kind.out);
+  launch.rows_map = of_long;  // but for the chunks of heads
+  launch.rows_map.head_lanes_log2 = map.head_lanes_log2, launch.rows_map.chunks = map.chunks;
   return launch;
 }
 
 void start_segments(SegmentLaunch launch, void* messages, void* stream) {
   void *rows_arguments[] = {&launch.rows_map}, *arguments[] = {&launch.map};
-  launch.map.has_long = launch.rows_map.has_long = messages;
-  launch.map.messages = static_cast<char*>(messages) + ceil_div(launch.rows.blocks, 16) * 16;
+  if (launch.blocks) {
+    const LongList list(launch.map);
+    char* const memory = static_cast<char*>(messages);
+    launch.map.section_counts = launch.rows_map.section_counts = memory;
+    launch.map.long_rows = launch.rows_map.long_rows = memory + list.rows;
+    launch.map.messages = memory + list.messages;
+  }
   start_kernel(launch.rows, rows_arguments, stream);
   if (launch.blocks == 0) return;
   const bool is_cooperative = launch.map.steps_run == 3;
   if (is_cooperative && start_kernel(launch, arguments, stream)) return;
   launch.message_bytes = 0;  // not cooperative
-  if (is_cooperative) launch.map.steps_run = 2, launch.map.most_tiles = 0;
+  if (is_cooperative) launch.map.steps_run = 2, launch.map.most_waiting = 1;
   const bool in_two_steps = launch.map.steps_run == 2;
   launch.map.steps_run = 1;
   start_kernel(launch, arguments, stream);

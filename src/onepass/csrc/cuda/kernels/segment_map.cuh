@@ -14,8 +14,21 @@ enum SegmentPart : unsigned {
   kSegmentLong = 32,       // the kernel of the rows that fit no tile
 };
 
-constexpr int kSegmentDims = 6;   // inner dims that do not merge
-constexpr int kSegmentWarps = 8;  // of a block of the kernel of longer rows
+constexpr int kSegmentDims = 6;  // inner dims that do not merge
+
+// The kernel of longer rows, by sweeps (H200, 2026-11-29): blocks of a multiprocessor, threads of a block, and the
+// bytes that a block has of an item's heads, at most. With heads large pieces pay, as each has a message for each head.
+constexpr int long_blocks(bool has_heads) { return has_heads ? 2 : 4; }
+constexpr int kSegmentLongThreads = 256, kSegmentHeadBytes = 64;
+
+// A row that is longer than those of tiles, and its pieces' place among those of the rows of its section of the list.
+struct LongRow {
+  long long segment, begin, count;  // items
+  int before, unused;
+};
+struct LongSection {
+  int rows, pieces;
+};
 
 // How the elements of a tile lie in a tensor.
 enum SegmentAccess : int {
@@ -52,16 +65,18 @@ struct SegmentMap {
   int padded_log2;  // of the elements between which memory is left free
   FastDivisor by_pitch;
   long long range_items;
-  // Rows of up to `short_items` items are in tiles of rows. A block takes others of up to `tile_items`. The rest is cut
-  // into tiles of so many. The tiles of a row that has up to `most_tiles` wait for each other's states, which are in
-  // `messages`; all others are finished when all states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
-  int short_items;
-  long long tile_items, tiles;
-  int most_tiles, steps_run;
+  // Rows of up to `short_items` items are in tiles of rows. The blocks of a range list the others in a section of
+  // `long_rows`, with room for `section_rows` and one behind them, and say in `section_counts` how many there are. Both
+  // are null where there can be none.
+  int short_items, sections, section_rows;
+  void *section_counts, *long_rows;
+  // Those are cut into pieces of up to `piece_items` items; there are no more than `most_pieces`. A piece lies in some
+  // of the `turns` of vectors of all threads that a ring in shared memory has. The blocks of a row that has up to
+  // `most_waiting` pieces wait for each other's states, which are in `messages`; all others are finished when all
+  // states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
+  long long piece_items;
+  int most_pieces, turns, most_waiting, steps_run;
   void* messages;
-  // Of each block of the kernel of short rows a byte, what others it met; null where none can be.
-  void* has_long;
-  int row_blocks;
   double factor;
   float factor_f32;
 };

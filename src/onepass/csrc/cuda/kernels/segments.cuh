@@ -60,20 +60,23 @@ struct Finish {
   }
 };
 
-// A row, or a part of one.
-struct RowItems {
-  int64_t segment, begin;  // the first item
-  int count;               // items
-};
+// Whether rows whose scores are all small do without their maxima: no exponential of theirs overflows or vanishes, and
+// quotients and sums of exponentials are as accurate as with a maximum. A difference of logarithms is not.
+template <class C>
+constexpr bool kMayHaveNoMaxima =
+    !C::kIsBackward && sizeof(typename C::A) == 4 && !is_same<typename C::Epilogue, StateEpilogue<typename C::Out>> &&
+    C::ElementEpilogue::kTakesExp;
+constexpr float kSmall = 60;  // 1e-26 < exp(-60), and the sum of 2^32 exp(60) is below 1e36
 
-// A row by its offsets; of offsets that are none, one of nothing.
-__device__ inline RowItems row_of(const SegmentMap& map, int64_t segment, int64_t begin, int64_t end) {
-  const bool is_valid = begin >= 0 && begin <= end && end <= map.items;
-  return {segment, is_valid ? begin : 0, is_valid ? (int)min(end - begin, (int64_t)0x7fffffff) : 0};
+__device__ inline float larger_or_nan(float a, float b) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
 }
-
-__device__ inline RowItems row_of(const SegmentMap& map, int64_t segment) {
-  return row_of(map, segment, offset_of(map, segment), offset_of(map, segment + 1));
+// exp(v) for small v of either sign, where results have the type Out.
+template <class Out>
+__device__ inline float exp_of_small(float v) {
+  const float t = v * kLog2e, e = exp2_(t);
+  return sizeof(Out) == 2 ? e : fmaf(e, fmaf(t, -0.693147181f, v), e);  // what the product is off by
 }
 
 // The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
@@ -100,6 +103,3 @@ __device__ inline void find_segments(const SegmentMap& map, const int64_t (&item
     });
   }
 }
-
-// What a block of the kernel of tiles says of the rows that it passed over.
-constexpr int kHasMiddling = 1, kHasLong = 2;

@@ -1,14 +1,7 @@
 // segments_invariant.cu: rows of unequal length in the batch-invariant mode. A warp takes a row, each lane the same
 // items of it whatever comes before them, so that the bits of a row depend on the row alone. Elements are read again.
-#include "config.cuh"
+#include "segment_types.cuh"
 #include "segments.cuh"
-
-typedef SegmentConfig C;
-typedef C::A A;
-typedef C::In In;
-typedef C::Out Out;
-typedef C::Second Second;
-typedef State<A> RowState;  // backward: l is the sum
 
 struct Row {
   const SegmentMap& map;

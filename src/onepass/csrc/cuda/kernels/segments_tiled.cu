@@ -2,18 +2,13 @@
 // memory, while the next tile is on its way. A thread has a strip of the tile: some items one behind the other, of some
 // heads. So all threads have as many items, whatever rows they belong to: a row is a run of items (segment_runs.cuh).
 #include "async_copy.cuh"
-#include "config.cuh"
+#include "segment_list.cuh"
 #include "segment_runs.cuh"
+#include "segment_types.cuh"
 #include "segments.cuh"
 
-typedef SegmentConfig C;
-typedef C::A A;
-typedef C::In In;
-typedef C::Out Out;
-typedef C::Second Second;
-
-constexpr int V = C::kVecSize;  // heads of a thread: neighbouring places of the inner dims
-constexpr int K = C::kVecs;     // items of a strip
+// V heads of a thread are neighbouring places of the inner dims.
+constexpr int K = C::kVecs;  // items of a strip
 constexpr int kThreads = C::kRowsPerBlock, kWarps = kThreads / 32;
 
 typedef Vector<A, V> Values;
@@ -147,8 +142,8 @@ struct BlockTiles {
   }
 
   // The next tile of rows from `segment`, whose first item is `begin`, to before `last`. Both move behind it. Rows that
-  // do not fit are passed over; `has` gets what they are. Threads have waited for each other at least once.
-  __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, int& has) {
+  // do not fit are passed over, and listed. Threads have waited for each other at least once.
+  __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, LongRowList& passed_over) {
     unsigned* const begins = shared.begins[buffer];
     Tile tile = {};
     if (segment >= last) __syncthreads();
@@ -170,7 +165,7 @@ struct BlockTiles {
         passed = __syncthreads_count(fits);
       }
       tile.rows = segment - tile.segment;
-      if (tile.rows == 0) has |= row_of(map, segment++).count > map.tile_items ? kHasLong : kHasMiddling;
+      if (tile.rows == 0) passed_over.add(segment++);
       begin = first_item(segment);
       if (tile.rows == 0) continue;
       const uint64_t items = begin - tile.begin;
@@ -296,26 +291,12 @@ __device__ inline A result_of(A value, A l) {
   return value;
 }
 
-// Whether rows whose scores are all small do without their maxima: no exponential of theirs overflows or vanishes, and
-// quotients and sums of exponentials are as accurate as with a maximum. A difference of logarithms is not.
-constexpr bool kMayHaveNoMaxima =
-    !C::kIsBackward && sizeof(A) == 4 && !is_same<C::Epilogue, StateEpilogue<Out>> && C::ElementEpilogue::kTakesExp;
-constexpr float kSmall = 60;  // 1e-26 < exp(-60), and the sum of 2^32 exp(60) is below 1e36
-
 // Whether all scores are small. None is a NaN then. All threads of the block take part.
 __device__ inline bool are_small(const Values (&scores)[K]) {
   float most = 0;
-  unroll<K>([&](int k) {
-    unroll<V>([&](int v) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf((float)scores[k].at[v]))); });
-  });
+  unroll<K>([&](int k) { unroll<V>([&](int v) { most = larger_or_nan(most, fabsf((float)scores[k].at[v])); }); });
   return __syncthreads_and(most <= kSmall);
 }
-// exp(v) for small v of either sign.
-__device__ inline float exp_of_small(float v) {
-  const float t = v * kLog2e, e = exp2_(t);
-  return sizeof(Out) == 2 ? e : fmaf(e, fmaf(t, -0.693147181f, v), e);  // what the product is off by
-}
-
 // Computes the functions of a tile whose elements are in shared memory, or its gradients.
 __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const unsigned* begins, int buffer,
                                Shared& shared) {
@@ -361,7 +342,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       });
     };
     const auto itself = [](A total) { return total; };
-    if constexpr (kMayHaveNoMaxima) {
+    if constexpr (kMayHaveNoMaxima<C>) {
       // What is in the tile's memory before and behind its items does not count.
       const int own = at - (C::kSingle ? tile.shift : 0);
       if (own < 0 || own + K > tile.items) {
@@ -370,8 +351,8 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
         });
       }
     }
-    if (kMayHaveNoMaxima && are_small(values)) {
-      for_all([&](int k, int v) { totals[k].at[v] = values[k].at[v] = exp_of_small((float)values[k].at[v]); });
+    if (kMayHaveNoMaxima<C> && are_small(values)) {
+      for_all([&](int k, int v) { totals[k].at[v] = values[k].at[v] = exp_of_small<Out>((float)values[k].at[v]); });
       if constexpr (C::kReduces) keep(0, [](A) { return A(0); });
     } else {
       for_all([&](int k, int v) { totals[k] = values[k]; });
@@ -434,8 +415,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? 
   int64_t segment = range ? found[0] : 0;
   const int64_t last = range + 1 < ranges ? found[1] : map.segments;
   int64_t begin = tiles.first_item(segment);
-  int buffer = 0, begins = 0, has = 0;
-  Tile tile = tiles.find(segment, begin, last, begins, has);
+  int buffer = 0, begins = 0;
+  LongRowList passed_over(map);
+  Tile tile = tiles.find(segment, begin, last, begins, passed_over);
   if (tile.items > 0) tiles.copy(tile, buffer);
   AsyncCopy::commit();
   while (tile.rows > 0) {
@@ -452,7 +434,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? 
     if (moves_on)
       __syncthreads();
     else
-      next = tiles.find(segment, begin, last, begins ^ 1, has);
+      next = tiles.find(segment, begin, last, begins ^ 1, passed_over);
     if (next.items > 0) tiles.copy(next, buffer ^ 1);
     AsyncCopy::commit();
     if (tile.items > 0) compute(tiles, tile, shared.begins[begins], buffer, shared);
@@ -464,10 +446,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? 
       tiles.store(tile, buffer);
     tile = next, buffer ^= 1;
   }
-  // What the kernel of longer rows looks at.
-  if (map.has_long == nullptr) return;
-  unsigned char* const told = (unsigned char*)map.has_long + blockIdx.x;
-  if (threadIdx.x == 0) *told = (unsigned char)has;
-  // It reads 16 bytes at a time.
-  if (threadIdx.x > 0 && threadIdx.x < 16 - blockIdx.x % 16 && blockIdx.x == gridDim.x - 1) told[threadIdx.x] = 0;
+  passed_over.close();
 }
