@@ -163,7 +163,7 @@ struct ScoringLoad : ColumnPlaces<C> {
     load_x(raw, q);
     score(to, q, [&](int i, int v) { return raw[i][v]; });
   }
-  // The same of the elements x(i, v), from the vector `First` on, a stage at a time.
+  // Scores the elements x(i, v) in the same way, from the vector `First` on, a stage at a time.
   template <int First = 0, int Vecs, class X>
   __device__ void score(ColumnFragment<C, A, Vecs>& to, int q, X x) const {
     constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
