@@ -133,6 +133,19 @@ ONEPASS_INLINE void apply_mask(const uint8_t* mask, int64_t step, A other, V<A> 
   for (int k = 0; k < K; ++k) v[k] = bytes[k] != A(0) ? v[k] : broadcast_as(other);
 }
 
+// Rounds to the 16-bit type `type`.
+template <int K>
+ONEPASS_INLINE void round_to_half(DType type, Vec (&v)[K]) {
+  const auto round = [&](auto to) __attribute__((always_inline)) {
+    for (Vec& each : v) {
+      TypeOf<decltype(to)> rounded[kWidth];
+      store_vector<true>(rounded, each);
+      each = load_vector(rounded);
+    }
+  };
+  type == DType::bfloat16 ? round(Type<bfloat16>()) : round(Type<float16>());
+}
+
 // Scores --------------------------------------------------------------------------------------------------------------
 
 // What the elements of a run are multiplied by: a number, and where rows are its lanes one for each.
@@ -229,7 +242,7 @@ struct ScoreLoader {
     const auto step = [&](ScoredTensor tensor, int64_t plain) { return kPlain ? plain : run.step[tensor]; };
     load_operand<A>(x + i * step(kInput, 1), step(kInput, 1), v, count...);
     if constexpr (std::is_same_v<A, float> && !kPlain) {
-      if (rounds) p.out == DType::bfloat16 ? round_to<bfloat16>(v) : round_to<float16>(v);
+      if (rounds) round_to_half(p.out, v);
     }
     scale.template multiply<kPlain>(i, v, count...);
     if (!kPlain && p.softcap != 0) {
@@ -250,14 +263,6 @@ struct ScoreLoader {
       for (int k = 0; k < K; ++k) v[k] -= slope[k] * magnitude(distances[k] + first);
     }
     if (mask) apply_mask<A>(mask + i * step(kMask, 1), step(kMask, 1), -kInf<A>, v, count...);
-  }
-  template <class Y, int K>
-  static ONEPASS_INLINE void round_to(Vec (&v)[K]) {
-    for (Vec& each : v) {
-      Y rounded[kWidth];
-      store_vector<true>(rounded, each);
-      each = load_vector(rounded);
-    }
   }
 };
 
@@ -351,6 +356,7 @@ struct SlopeLoader {
   const ScaleOperand<A> scale;
   const AnyOperand x;
   const A softcap, uncap;
+  const DType half;  // a 16-bit type to which x was rounded before all else, or the type of x
   const uint8_t* const mask;
   const int64_t mask_step;
 
@@ -362,6 +368,7 @@ struct SlopeLoader {
         x(rows, run, rows.p.has(kOfCap) ? kOfCap : kInput, rows.p.has(kOfCap) ? rows.p.out : rows.p.in),
         softcap(rows.p.of_scores ? A(0) : A(rows.p.softcap)),
         uncap(1 / softcap),
+        half(rows.p.has(kOfCap) && size_of(rows.p.in) == 2 ? rows.p.in : x.type),
         mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         mask_step(run.step[kMask]) {}
   // Is there one scale and no softcap, and does a mask lie side by side?
@@ -376,6 +383,9 @@ struct SlopeLoader {
     if (!kPlain && softcap != 0) {
       V<A> t[K];
       x.template load<A>(i, x.step, t, count...);
+      if constexpr (std::is_same_v<A, float>) {
+        if (half != x.type) round_to_half(half, t);
+      }
       scale.multiply(i, t, count...);
       for (V<A>& each : t) each *= uncap;
       apply_tanh_slope(t);
