@@ -157,7 +157,8 @@ class Scored(Call):
             g = self.lay(self.normal("gradient", self.grad.reach()).to(y.dtype), self.grad)
             y = laid(y, self.saved, y.dtype)
             of_cap = laid(x, self.saved, self.dx_type) if scores.softcap else None
-            x = x if of_cap is None else of_cap
+            if of_cap is not None:
+                x = of_cap.to(y.dtype) if y.element_size() == 2 else of_cap
 
             def launch(dx: Tensor) -> bool:
                 return _KERNELS[1](g, y, of_cap, scale, mask, dx, *numbers)

@@ -173,7 +173,7 @@ def check_gradient(
         dtype = r.choice([y.dtype, x.dtype])
         of_cap = x.to(dtype) if scores.softcap else None
         dx = backward(g, y, of_cap, side, spec, scores, dtype)
-        exact = None if of_cap is None else of_cap.double()
+        exact = None if of_cap is None else (of_cap.to(y.dtype) if y.dtype in (F16, BF16) else of_cap).double()
         want = backward_arithmetic(g.double(), y.double(), exact, doubles(side), to, scores)
         eps = torch.finfo(F64 if y.dtype is F64 and dx.dtype is F64 else F32).eps
         error = eps * 16 * (1 if spec.function == "softmax" else math.prod(y.shape) ** 0.5)

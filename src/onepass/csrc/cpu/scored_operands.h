@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scored_walk.h"
+#include "softcap.h"
 #include "tiles.h"
 
 namespace onepass::ONEPASS_ISA {
@@ -132,68 +133,17 @@ ONEPASS_INLINE void apply_mask(const uint8_t* mask, int64_t step, A other, V<A> 
   for (int k = 0; k < K; ++k) v[k] = bytes[k] != A(0) ? v[k] : broadcast_as(other);
 }
 
-ONEPASS_INLINE Vec magnitude(Vec v) { return Vec(IntVec(v) & 0x7fffffff); }
-ONEPASS_INLINE V<double> magnitude(V<double> v) { return V<double>(V<int64_t>(v) & 0x7fffffffffffffff); }
-
-// v, or `most` where that is less. A NaN stays one.
-ONEPASS_INLINE V<double> at_most(V<double> v, double most) { return v > most ? broadcast_as(most) : v; }
-
-// tanh to 2 ulp: a polynomial near 0 (that of Cephes' tanhf), elsewhere 1 - 2 y / (1 + y), where y = exp(-2 |v|).
+// Rounds to the 16-bit type `type`.
 template <int K>
-ONEPASS_INLINE void apply_tanh(Vec (&v)[K]) {
-  Vec y[K];
-  for (int k = 0; k < K; ++k) y[k] = magnitude(v[k]) * -2.0f;
-  ExpFloat::apply(y);
-  for (int k = 0; k < K; ++k) {
-    const Vec size = magnitude(v[k]), far = 1.0f - inverse(y[k] * kExpUnscale + 1.0f) * (y[k] * (2 * kExpUnscale));
-    const IntVec sign = IntVec(v[k]) ^ IntVec(size);
-    const Vec z = v[k] * v[k];
-    Vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
-    p = p * z - 5.37397155531e-2f;
-    p = p * z + 1.33314422036e-1f;
-    p = p * z - 3.33332819422e-1f;
-    v[k] = size < 0.625f ? v[k] + v[k] * (z * p) : Vec(IntVec(far) | sign);
-  }
-}
-// The derivative of tanh: 4 y / (1 + y)^2.
-template <int K>
-ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
-  for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]) * -2.0f;
-  ExpFloat::apply(v);
-  for (int k = 0; k < K; ++k) {
-    const Vec r = inverse(v[k] * kExpUnscale + 1.0f);
-    v[k] = (v[k] * (4 * kExpUnscale)) * r * r;
-  }
-}
-// Doubles also to 2 ulp, with the polynomials of Cephes' tanh near 0. From 20 on the result is 1.
-template <int K>
-ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
-  V<double> y[K];
-  for (int k = 0; k < K; ++k) y[k] = at_most(magnitude(v[k]), 20) * -2.0;
-  ExpDouble::apply(y);
-  for (int k = 0; k < K; ++k) {
-    const V<double> size = magnitude(v[k]), z = size * size;
-    const V<int64_t> sign = V<int64_t>(v[k]) ^ V<int64_t>(size);
-    V<double> p = z * -9.64399179425052238628e-1 - 9.92877231001918586564e1;
-    p = p * z - 1.61468768441708447952e3;
-    V<double> q = z + 1.12811678491632931402e2;
-    q = q * z + 2.23548839060100448583e3;
-    q = q * z + 4.84406305325125486048e3;
-    const auto is_near = size < 0.625;  // there |v| + |v| z p / q, elsewhere 1 - 2 y / (1 + y)
-    const V<double> whole = is_near ? size : V<double>{} + 1.0, above = is_near ? z * p : y[k] * -2.0;
-    v[k] = V<double>(V<int64_t>(whole + whole * (above / (is_near ? q : y[k] + 1.0))) | sign);
-  }
-}
-// Its derivative to 5 ulp. It is 0 below 4e-304, before y is subnormal.
-template <int K>
-ONEPASS_INLINE void apply_tanh_slope(V<double> (&v)[K]) {
-  V<double> y[K];
-  for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]), y[k] = at_most(v[k], 350) * -2.0;
-  ExpDouble::apply(y);
-  for (int k = 0; k < K; ++k) {
-    const V<double> sum = y[k] + 1.0;
-    v[k] = v[k] > 350.0 ? V<double>{} : y[k] * 4.0 / (sum * sum);
-  }
+ONEPASS_INLINE void round_to_half(DType type, Vec (&v)[K]) {
+  const auto round = [&](auto to) __attribute__((always_inline)) {
+    for (Vec& each : v) {
+      TypeOf<decltype(to)> rounded[kWidth];
+      store_vector<true>(rounded, each);
+      each = load_vector(rounded);
+    }
+  };
+  type == DType::bfloat16 ? round(Type<bfloat16>()) : round(Type<float16>());
 }
 
 // Scores --------------------------------------------------------------------------------------------------------------
@@ -292,7 +242,7 @@ struct ScoreLoader {
     const auto step = [&](ScoredTensor tensor, int64_t plain) { return kPlain ? plain : run.step[tensor]; };
     load_operand<A>(x + i * step(kInput, 1), step(kInput, 1), v, count...);
     if constexpr (std::is_same_v<A, float> && !kPlain) {
-      if (rounds) p.out == DType::bfloat16 ? round_to<bfloat16>(v) : round_to<float16>(v);
+      if (rounds) round_to_half(p.out, v);
     }
     scale.template multiply<kPlain>(i, v, count...);
     if (!kPlain && p.softcap != 0) {
@@ -313,14 +263,6 @@ struct ScoreLoader {
       for (int k = 0; k < K; ++k) v[k] -= slope[k] * magnitude(distances[k] + first);
     }
     if (mask) apply_mask<A>(mask + i * step(kMask, 1), step(kMask, 1), -kInf<A>, v, count...);
-  }
-  template <class Y, int K>
-  static ONEPASS_INLINE void round_to(Vec (&v)[K]) {
-    for (Vec& each : v) {
-      Y rounded[kWidth];
-      store_vector<true>(rounded, each);
-      each = load_vector(rounded);
-    }
   }
 };
 
@@ -414,6 +356,7 @@ struct SlopeLoader {
   const ScaleOperand<A> scale;
   const AnyOperand x;
   const A softcap, uncap;
+  const DType half;  // a 16-bit type to which x was rounded before all else, or the type of x
   const uint8_t* const mask;
   const int64_t mask_step;
 
@@ -425,6 +368,7 @@ struct SlopeLoader {
         x(rows, run, rows.p.has(kOfCap) ? kOfCap : kInput, rows.p.has(kOfCap) ? rows.p.out : rows.p.in),
         softcap(rows.p.of_scores ? A(0) : A(rows.p.softcap)),
         uncap(1 / softcap),
+        half(rows.p.has(kOfCap) && size_of(rows.p.in) == 2 ? rows.p.in : x.type),
         mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         mask_step(run.step[kMask]) {}
   // Is there one scale and no softcap, and does a mask lie side by side?
@@ -439,6 +383,9 @@ struct SlopeLoader {
     if (!kPlain && softcap != 0) {
       V<A> t[K];
       x.template load<A>(i, x.step, t, count...);
+      if constexpr (std::is_same_v<A, float>) {
+        if (half != x.type) round_to_half(half, t);
+      }
       scale.multiply(i, t, count...);
       for (V<A>& each : t) each *= uncap;
       apply_tanh_slope(t);

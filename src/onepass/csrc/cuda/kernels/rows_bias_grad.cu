@@ -52,9 +52,8 @@ __device__ inline A finish(const InputGrad<C>& grad, A y, A g, int at, Out own, 
 }
 
 template <bool HasOutsiders>
-__device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const Tails& tails,
-                                  const InputGrad<C>& grad, Sums& sums, int thread, int before, int first, int step,
-                                  int n) {
+__device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const Tails& tails, const InputGrad<C>& grad,
+                                  Sums& sums, int thread, int before, int first, int step, int n) {
   Out* const to = grad.score.result;
   unroll<C::kVecs>([&](int i) {
     const int at = first + i * step;
@@ -71,8 +70,8 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
     const int at = tail_position<V>(thread + k * Sums::kTailThreads, before, n);
     if (at < 0) return;
     const Out own = C::has(kScoreSoftcap) ? grad.score.load_x_one(at) : Out();
-    to[at] = from_acc<Out>(finish<HasOutsiders>(grad, tails.y[k], tails.g[k], at, own,
-                                                [&](A of_score) { sums.of_tails[k] += of_score; }));
+    to[at] = from_acc<Out>(
+        finish<HasOutsiders>(grad, tails.y[k], tails.g[k], at, own, [&](A of_score) { sums.of_tails[k] += of_score; }));
   });
 }
 

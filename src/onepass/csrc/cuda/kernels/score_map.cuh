@@ -23,7 +23,7 @@ enum ScorePart : unsigned {
   // Of the gradient of logsumexp: a line has elements of several rows; what each row has lies in vectors there.
   kScoreRowsInLine = 16384,
   kScoreRowVectors = 32768,
-  kScoreBiasGrad = 131072,  // backward: with the gradient of x, that of a bias, which is added up over the rows that share it
+  kScoreBiasGrad = 131072,  // backward: the gradient of a bias that rows share is made with that of x
   kScoreSkips = 65536       // gradients of columns: vectors outside the window, where y is 0, are not read
 };
 
