@@ -32,17 +32,8 @@ OBJECTS = Path("build/objects")
 FOLDERS = ("torch", "capi", "plan", "cuda/host", "../tools/gallery")
 PLAIN = [f"{folder}/{path.name}" for folder in FOLDERS for path in sorted((CSRC / folder).glob("*.cpp"))]
 # The CPU engine is compiled once for each instruction set, each in a namespace of its own.
-PARTS = [
-    "engine",
-    "backward",
-    "scored",
-    "scored_backward",
-    "loss_backward",
-    "loss",
-    "divergence",
-    "segments",
-    "broadcast_sum",
-]
+PARTS = ["engine", "backward", "scored", "scored_backward", "loss_backward", "loss", "divergence", "segments"]
+PARTS += ["broadcast_sum"]
 # The longest first.
 SETS: dict[str, list[str]] = {"baseline": []}
 if platform.machine() in ("x86_64", "AMD64"):
