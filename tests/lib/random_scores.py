@@ -224,7 +224,7 @@ class Scored(Call):
             terms = g.abs() + (terms - g.abs()) * (1 + y.nan_to_num(0, 0, 0).abs())
             empty = y.amax(dims, keepdim=True) == -math.inf
         if options["empty"] == "zero":
-            ds = ds.masked_fill(empty, 0)
+            ds, terms = ds.masked_fill(empty, 0), terms.masked_fill(empty, 0)
         hides = {name: options[name] for name in ("mask", "causal", "window", "offset") if name in options}
         seen = reference.score("softmax", torch.zeros_like(s), **hides) == 0
         ds, terms, sign = ds.where(seen, 0.0), terms.where(seen, 0.0), -1 if self.function == "softmin" else 1
