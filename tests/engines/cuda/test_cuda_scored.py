@@ -292,6 +292,30 @@ def test_what_is_masked_out_has_no_gradient(emulator, special):
     assert not dx[0, 1].isfinite()
 
 
+@emulated
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("way", ["rows", "columns", "bias"])
+def test_a_softcap_asks_no_input_that_is_masked_out(emulator, way, dtype):
+    """A NaN or an infinity there has the gradient 0, and so has a key after the query."""
+    sizes, dims = {"rows": ((3, 5, 40), [2]), "columns": ((3, 9, 40), [1]), "bias": ((3, 5, 264), [2])}[way]
+    x, mask = maker(dtype, seed=3)(*sizes), torch.rand(sizes[1:]) > 0.3
+    mask[0] = True
+    scores = Scores(0.5, 2.0, -math.inf, None, 0, 2)
+    side, spec = SideTensors(mask=mask), Spec("softmax", dims, F64)
+    y = scored.forward_arithmetic(x.double(), side, spec, scores)[0].to(dtype)
+    hidden = y == 0
+    x = torch.where(hidden, torch.tensor([math.nan, math.inf]).to(dtype)[torch.arange(x.numel()).view(sizes) % 2], x)
+    g, dx = maker(dtype, seed=9)(*sizes), torch.empty_like(x)
+    want = scored.backward_arithmetic(g.double(), y.double(), x.double().nan_to_num(0, 0, 0), side, spec, scores)
+    tensors = {"input": y, "grad": g, "result": dx, "mask": mask, "of_cap": x}
+    if way == "bias":
+        tensors["bias"] = torch.empty(1, *sizes[1:], dtype=dtype)
+    emulator.scored("softmax", tensors, dims, (0.5, 2.0, -math.inf), _window(scores, x))
+    assert hidden.any()
+    assert not dx[hidden].any()
+    assert_close(dx, want, dtype)
+
+
 def _window(scores: Scores, x: Tensor) -> tuple[int, int, int]:
     offset = x.size(-1) - x.size(-2) if scores.offset is None else scores.offset
     least = -(2**63) if scores.left is None else -scores.left

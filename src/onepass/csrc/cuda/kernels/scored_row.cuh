@@ -56,11 +56,16 @@ __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, 
   if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
   return s;
 }
-// The gradient of x from that of its score; `x` is looked at with a softcap alone.
+// The gradient of x from that of its score; `x` is looked at with a softcap alone. What does not take part has no
+// gradient, whatever x is there.
 template <class C, class T, class A>
 __device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
-  if constexpr (C::has(kScoreSoftcap))
-    grad *= tanh_derivative<typename C::Out>(A(round_through<typename C::In>(x)) * factor * per_softcap_of(map, A()));
+  if constexpr (C::has(kScoreSoftcap)) {
+    const A scaled = A(round_through<typename C::In>(x)) * factor;
+    const A slope = tanh_derivative<typename C::Out>(scaled * per_softcap_of(map, A()));
+    constexpr bool kMayHide = C::has(kScoreWindow) || C::has(kScoreMask);
+    grad = kMayHide && grad == 0 ? grad : grad * slope;
+  }
   return factor * grad;
 }
 
