@@ -33,7 +33,7 @@ from onepass import native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from lib.gradients import gradient
-from lib.random_calls import POISON, REACH, Call, View, Wrong, draw_view, guarded, sizes_of  # noqa: F401
+from lib.random_calls import POISON, REACH, Call, View, Wrong, draw_view, sizes_of
 from lib.random_scores import Scored
 from lib.support import DTYPES, FUNCTIONS
 

@@ -378,5 +378,43 @@ def test_columns_of_any_size_on_a_gpu(dtype, size):
         check_on_a_gpu(drawn(dtype, (2, *size), parts, sum(size)), 1, place, True)
 
 
+# (sizes of the input, of the bias): lanes of a warp and blocks, whole vectors and others, and sums in parts.
+BIASES = (
+    *(((4, 6, n), (1, 6, n)) for n in (256, 264, 1000, 2048, 8200)),
+    *(((3, 8, n), (1, 8, n)) for n in (257, 333, 1023, 4097)),
+    ((40, 64, 1008), (1, 1, 1008)),
+    ((64, 8, 1024), (64, 1, 1024)),
+    ((2, 3, 512), (2, 3, 512)),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", BIASES, ids=str)
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("parts", [set(), {"mask", "window"}, {"softcap", "scale"}], ids=str)
+def test_the_gradient_of_a_bias_on_a_gpu(dtype, sizes, parts):
+    """In the launch of the input's, twice with the same bits."""
+    of_x, of_bias = sizes
+    x, side, scores = drawn(dtype, of_x, parts, of_x[2])
+    double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
+    spec = Spec("softmax", [2], dtype, False, "cuda")
+    y = scored.forward_arithmetic(x.double(), double, spec._replace(dtype=F64), scores)[0].to(dtype)
+    g, of_cap = maker(dtype, seed=9)(*of_x), x if scores.softcap else None
+    on_gpu = SideTensors(*(None if t is None else t.cuda() for t in side))
+    given = g.cuda(), y.cuda(), None if of_cap is None else of_cap.cuda(), on_gpu, spec, scores, dtype, (of_bias, dtype)
+    made, again = scored._launch_bias_grad(*given), scored._launch_bias_grad(*given)
+    assert made is not None
+    assert again is not None
+    wide = None if of_cap is None else x.double()
+    want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
+    assert_close(made[0].cpu(), want, dtype)
+    plain = scores._replace(factor=1.0, softcap=0.0)
+    of_scores = scored.backward_arithmetic(
+        g.double(), y.double(), None, SideTensors(mask=side.mask), spec._replace(dtype=F64), plain
+    )
+    assert_close(made[1].cpu(), of_scores.sum_to_size(of_bias), dtype)
+    assert all(a.equal(b) for a, b in zip(made, again, strict=True))
+
+
 def transposed(t: Tensor) -> Tensor:
     return t.transpose(0, 2).contiguous().transpose(0, 2)
