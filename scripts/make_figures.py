@@ -73,6 +73,9 @@ SHARDED = (2, 4)  # GPUs
 PHASES = "sharded-phases-h200-2026-11-27.json"  # of one GPU without peers
 GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
 NOISE = 0.03  # times within it are alike
+# The days on which the kernels of rows and columns, or their plans, last changed their speed. Older files are marked.
+CHANGED = {"GPU": "2026-11-26", "CPU": "2026-11-28"}
+OLDER = " (older code)"
 # The files of shapes that were drawn, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
 # The four lines of the README's table.
@@ -135,6 +138,13 @@ def gallery_results() -> course_tables.Results:
     return course_tables.Results([*rows_of("gallery-powers"), *of_loops], course)
 
 
+def link(file: str, text: str | None = None) -> str:
+    """A link to a results file, marked where the kernels have changed since."""
+    device = "CPU" if "cpu" in file.split("-") else "GPU"
+    is_older = file[-len("2026-11-26.json") :] < CHANGED[device]
+    return f"[{text or file.removesuffix('.json')}](benchmarks/results/{file}){OLDER * is_older}"
+
+
 def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body))
 
@@ -165,9 +175,8 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
     for label, key, function, direction in workloads:
         rows = rows_of(key, function, direction)
         of = fractions(rows)
-        link = f"[{FILES[key].removesuffix('.json')}](benchmarks/results/{FILES[key]})"
         cells = [label, str(len(of)), f"{geomean(of):.3f} ({min(of):.2f})"]
-        body.append([*cells, *(times(rows, name) for name in others), link])
+        body.append([*cells, *(times(rows, name) for name in others), link(FILES[key])])
     return markdown(head, body)
 
 
@@ -237,14 +246,10 @@ def gpt() -> str:
     body = []
     for file in GPT:
         record = json.loads((RESULTS / file).read_text())
-        ms, mb, link = (
-            record["median_step_ms"],
-            record["peak_step_mb"],
-            f"[{record['device']}](benchmarks/results/{file})",
-        )
+        ms, mb = record["median_step_ms"], record["peak_step_mb"]
         for run, losses in record["losses"].items():
             cells = [f"{losses[0]:.4f}", f"{losses[-1]:.4f}", f"{ms[run]:.0f}", f"{ms['torch'] / ms[run]:.2f}"]
-            body.append([link, run, *cells, f"{mb[run]:.0f}"])
+            body.append([f"[{record['device']}](benchmarks/results/{file})", run, *cells, f"{mb[run]:.0f}"])
     return markdown(["device", "run", "first loss", "last loss", "ms a step", "x torch", "MB a step"], body)
 
 
@@ -294,7 +299,7 @@ def random_on_cpus() -> str:
             file = f"random-cpu-xeon-{isa}-{threads}t-2026-11-26.json"
             rows = load(RESULTS / file).rows
             head, (*_, cells) = class_table(class_groups(rows), others_of(rows))
-            body.append([f"[{named}, {threads} of 2 cores](benchmarks/results/{file})", *cells[1:]])
+            body.append([link(file, f"{named}, {threads} of 2 cores"), *cells[1:]])
     return markdown([cell.replace("\n", " ").replace("class", "CPU") for cell in head], body)
 
 
@@ -305,7 +310,7 @@ def readme() -> str:
         rows = rows_of(key, function, direction)
         of = fractions(rows)
         cells = [f"{mean(rows, name):.1f}" for name in ("torch", "torch-compile")]
-        body.append([f"[{label}](benchmarks/results/{FILES[key]})", f"{geomean(of):.2f} ({min(of):.2f})", *cells])
+        body.append([link(FILES[key], label), f"{geomean(of):.2f} ({min(of):.2f})", *cells])
     return markdown(["workload", "of the limit (worst)", "x torch", "x torch.compile"], body)
 
 
@@ -390,9 +395,8 @@ def call() -> str:
             if f"torch.{name}" not in functions:
                 continue
             ours, torchs = (functions[f"{who}.{name}"]["median_us"] for who in ("onepass", "torch"))
-            link = f"[{file.removesuffix('.json')}](benchmarks/results/{file})"
             if name not in (cells[0] for cells in body):
-                body.append([name, us_text(ours), us_text(torchs), f"{ours / torchs:.2f}", link])
+                body.append([name, us_text(ours), us_text(torchs), f"{ours / torchs:.2f}", link(file)])
     return markdown(["call on 128 x 128", "onepass us", "torch us", "ratio", "file"], body)
 
 

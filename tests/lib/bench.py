@@ -10,7 +10,7 @@ import torch
 from onepass.tools.bench import timing
 from onepass.tools.bench.cases import SUITES, Case, Suite
 from onepass.tools.bench.progress import Progress
-from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.provider import Provider
 from onepass.tools.bench.results import ENVIRONMENT, Results, Row
 from onepass.tools.bench.runner import Runner
 from onepass.tools.bench.timing import Stats

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from onepass.tools.bench import losses
-from onepass.tools.bench.providers import registry
+from onepass.tools.bench.registry import registry
 from onepass.tools.bench.runner import Runner
 from onepass.tools.bench.timing import QUICK
 

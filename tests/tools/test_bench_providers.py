@@ -17,20 +17,10 @@ from onepass import reference
 from onepass.tools.bench import providers, report
 from onepass.tools.bench.cases import DIRECTIONS, FUNCTIONS, SUITES, Case
 from onepass.tools.bench.correctness import Checker, make_inputs, reference_bytes
-from onepass.tools.bench.providers import (
-    COPY,
-    GalleryProvider,
-    Liger,
-    Naive,
-    Onepass,
-    Provider,
-    Quack,
-    Torch,
-    TorchCompile,
-    register,
-    registry,
-    select_providers,
-)
+from onepass.tools.bench.gallery_providers import GalleryProvider
+from onepass.tools.bench.provider import COPY, Provider
+from onepass.tools.bench.providers import Liger, Naive, Onepass, Quack, Torch, TorchCompile
+from onepass.tools.bench.registry import register, registry, select_providers
 from onepass.tools.bench.runner import Runner
 from onepass.tools.gallery import VARIANTS, Variant
 
@@ -77,7 +67,7 @@ def test_who_runs() -> None:
 
 
 def test_a_kernel_joins_by_registering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onepass.tools.bench.providers._REGISTRY", registry())
+    monkeypatch.setattr("onepass.tools.bench.registry._REGISTRY", registry())
     odd = Odd(softmax)
     register(odd)
     assert select_providers(CPU, only=("odd",))[0] == [odd]

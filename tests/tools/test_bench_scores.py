@@ -20,7 +20,8 @@ from onepass.tools.bench import results
 from onepass.tools.bench.cases import Case, name_case
 from onepass.tools.bench.cli_run import Options, select_cases
 from onepass.tools.bench.correctness import Checker, Inputs, blocked, make_inputs
-from onepass.tools.bench.providers import COPY, Naive, Onepass, Provider, Torch, TorchCompile
+from onepass.tools.bench.provider import COPY, Provider
+from onepass.tools.bench.providers import Naive, Onepass, Torch, TorchCompile
 from onepass.tools.bench.random_cases import MB
 from onepass.tools.bench.runner import Runner
 from onepass.tools.bench.score_cases import CLASSES, FIXED, SIZES, fixed, make

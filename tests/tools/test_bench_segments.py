@@ -18,7 +18,7 @@ from lib.scripts import load_script
 from lib.transcript import assert_snapshot, call, session
 from onepass.tools.bench import results, segment_cases, segments
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.provider import Provider
 from onepass.tools.bench.random_cases import MB
 from onepass.tools.bench.random_report import show_ratios
 from onepass.tools.bench.results import Row

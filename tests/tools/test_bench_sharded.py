@@ -15,11 +15,12 @@ from lib.bench import TINY, US, Log, fake, row, stats
 from lib.transcript import assert_snapshot, call, session
 from onepass.tools.bench import results, sharded, sharded_cases
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.provider import Provider
 from onepass.tools.bench.random_report import show_exchanges
 from onepass.tools.bench.results import Row
 from onepass.tools.bench.runner import DeviceLost
 from onepass.tools.bench.sharded_cases import CLASSES, PHASES, ShardedCase
+from onepass.tools.bench.sharded_providers import Ours, Part
 
 __all__ = ["fake"]
 
@@ -33,13 +34,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sharded_cases, name, SMALL)
 
 
-class Odd(sharded.Ours):
+class Odd(Ours):
     """Does what a test needs on rank 1."""
 
     def __init__(self, name: str, of_result: Callable[[torch.Tensor], torch.Tensor]):
         self.name, self.of_result = name, of_result
 
-    def function(self, part: sharded.Part) -> tuple[Callable[[Any], Any], Any]:
+    def function(self, part: Part) -> tuple[Callable[[Any], Any], Any]:
         f, x = super().function(part)
         return (lambda x: self.of_result(f(x)) if dist.get_rank() else f(x)), x
 

@@ -16,7 +16,7 @@ from lib.support import slow
 from lib.transcript import call
 from onepass.tools.bench import cli_run
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.providers import Learned
+from onepass.tools.bench.gallery_providers import Learned
 from onepass.tools.gallery import VARIANTS
 from onepass.tools.gallery.check import Failure, load, trials, try_one
 from onepass.tools.gallery.cuda_launches import H200, LIMITS

@@ -22,7 +22,7 @@ from lib.scripts import Forks
 from lib.transcript import assert_snapshot, call, replay
 from onepass.tools.bench import profile
 from onepass.tools.bench.profile import OUTSIDE, SACRIFICED, Options, ProfileLine, Profiler, contestants, make_line
-from onepass.tools.bench.providers import Provider
+from onepass.tools.bench.provider import Provider
 from onepass.tools.bench.runner import DeviceLost, recover
 from onepass.tools.gallery import VARIANTS, Variant
 

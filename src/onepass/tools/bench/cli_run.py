@@ -16,8 +16,10 @@ import onepass
 from onepass.tools.bench import losses, random_cases, score_cases, segment_cases, segments, sharded_cases, timing
 from onepass.tools.bench.cases import CPU_FILL, SUITES, Case
 from onepass.tools.bench.correctness import Checker, make_inputs
+from onepass.tools.bench.gallery_providers import GalleryProvider, Learned
 from onepass.tools.bench.progress import Progress
-from onepass.tools.bench.providers import COPY, GalleryProvider, Learned, registry, select_providers
+from onepass.tools.bench.provider import COPY
+from onepass.tools.bench.registry import registry, select_providers
 from onepass.tools.bench.report import BASELINE, OURS, lines
 from onepass.tools.bench.results import STDOUT, Results, as_text, save
 from onepass.tools.bench.runner import DeviceLost, Runner

@@ -19,7 +19,8 @@ from torch import Tensor
 import onepass
 from onepass.tools.bench.cases import ITEMSIZE, Case, Shape
 from onepass.tools.bench.correctness import TOLERANCE
-from onepass.tools.bench.providers import Provider, move_bytes, registry
+from onepass.tools.bench.provider import Provider, move_bytes
+from onepass.tools.bench.registry import registry
 from onepass.tools.bench.suite_runner import Call, SuiteRunner
 
 SUITE = "losses"

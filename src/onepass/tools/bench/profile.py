@@ -27,7 +27,9 @@ from onepass.tools.bench import timing
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.collect_env import cpu_name, free_bytes
 from onepass.tools.bench.correctness import Checker, make_inputs, required_bytes
-from onepass.tools.bench.providers import GalleryProvider, Provider, registry
+from onepass.tools.bench.gallery_providers import GalleryProvider
+from onepass.tools.bench.provider import Provider
+from onepass.tools.bench.registry import registry
 from onepass.tools.bench.report import BASELINE, OURS, us_text
 from onepass.tools.bench.runner import DeviceLost, recover, synchronise
 from onepass.tools.gallery import VARIANTS, variant

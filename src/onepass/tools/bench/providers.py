@@ -1,27 +1,15 @@
-"""The providers: everything that is benchmarked, in a registry that any kernel can join.
-
-A provider says whether it is available on a device and whether it supports a case, and makes the call that is timed.
-To join, subclass `Provider` and `register` an instance:
-
-    class Mine(Provider):
-        name, label = "mine", "my kernel"
-
-        def forward(self, case, dtype):
-            return lambda x: my_softmax(x, case.dim)
-
-    register(Mine())
-"""
+"""onepass, torch and other packages as providers."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,131 +19,9 @@ from onepass._engines import unavailable
 from onepass.tools.bench.cases import FUNCTIONS, ITEMSIZE, Case
 from onepass.tools.bench.collect_env import version as version_of
 from onepass.tools.bench.correctness import Inputs, blocked, distances
-from onepass.tools.gallery import VARIANTS, Variant
-from onepass.tools.gallery.variants import DTYPES
-
-if TYPE_CHECKING:
-    from onepass.tools.gallery.check import Candidate
-
-Call = Callable[[], Any]  # a tensor, or for several gradients a tuple of them
-_INTERPRETED = "interprets its kernels on the CPU, which takes minutes"
-
-
-class Provider:
-    """One column of the benchmark."""
-
-    name: str
-    label: str
-    quick: bool = True  # whether --quick includes it
-    gallery: bool = False  # a variant of the gallery, which runs only with --gallery or by its name
-    takes_scores: bool = False
-    stepwise: bool = False  # whether each step to the scores is rounded to the input's dtype
-
-    def unavailable(self, device: torch.device) -> str | None:
-        """Why this provider cannot run on `device` here, or None."""
-        return None
-
-    def redundant(self, device: torch.device) -> str | None:
-        """Why this provider runs on `device` only if it is named, or None."""
-        return None
-
-    def unsupported(self, case: Case, dtype: str) -> str | None:
-        """Why this provider does not support the case, or None."""
-        return None
-
-    def writes_out(self, inputs: Inputs) -> bool:
-        """Whether `prepare` can make a call that writes into `inputs.out`."""
-        return False
-
-    def workspace(self, case: Case, dtype: str) -> int:
-        """The bytes that a call allocates besides input and output, at least those of a newly allocated output."""
-        return prod(case.out_shape()) * ITEMSIZE[case.result_dtype(dtype)]
-
-    def version(self) -> str | None:
-        return version_of("torch")
-
-    def engine(self, inputs: Inputs) -> str | None:
-        """The engine that runs the call, for a provider with several."""
-        return None
-
-    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        """A callable of the input, of `out=` if `writes_out`, and of `side`. It may be requested repeatedly."""
-        raise NotImplementedError
-
-    def side(self, inputs: Inputs) -> dict[str, Any]:
-        """The arguments of the forward for the scores of a case."""
-        return inputs.side
-
-    def backward(self, inputs: Inputs) -> Call:
-        """The backward alone, from what a forward saves, into `inputs.out`. Called only if `writes_out`."""
-        raise NotImplementedError
-
-    def prepare(self, inputs: Inputs) -> Call:
-        """The call to time: the forward or its backward, into `inputs.out` if `writes_out`.
-
-        A backward that allocates its result goes through autograd.
-        """
-        f, x, out, grad = self.forward(inputs.case, inputs.dtype), inputs.x, inputs.out, inputs.grad
-        f = partial(f, **self.side(inputs)) if inputs.side else f
-        if out is not None and self.writes_out(inputs):
-            return self.backward(inputs) if grad is not None else lambda: f(x, out=out)
-        if grad is None:
-            return lambda: f(x)
-        leaf = x.detach().requires_grad_()
-        y = f(leaf)
-        if inputs.case.grads:
-            leaves = [leaf, *(inputs.side[name] for name in inputs.case.grads)]
-            return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
-        return lambda: torch.autograd.grad(y, leaf, grad, retain_graph=True)[0]
-
-
-class Copy(Provider):
-    """The roofline: a copy (for the backward an addition) that reads and writes as many bytes as the case must."""
-
-    name = label = "copy"
-
-    def prepare(self, inputs: Inputs) -> Call:
-        x, grad, out = inputs.x, inputs.grad, inputs.out
-        if inputs.side and grad is None:  # one copy of the input's bytes and of half of those that are only read
-            return move_bytes(x, inputs.case.bytes(inputs.dtype))
-        if inputs.case.layout == "sliced":  # memory without gaps is copied as fast as any
-            x, grad, out = x.contiguous(), *(None if t is None else t.contiguous() for t in (grad, out))
-        elif inputs.case.in_place:
-            out = torch.empty_like(x)
-        if grad is not None:
-            z = torch.empty_like(x) if out is None else out
-            if grad.shape != x.shape:  # logsumexp reads the input and writes its gradient
-                return lambda: z.copy_(x)
-            y = torch.empty_like(grad).copy_(x)
-            return lambda: torch.add(y, grad, out=z)
-        if out is None or out.shape != x.shape:  # logsumexp reads much and writes little: copy half of the bytes
-            flat = x.reshape(-1).view(torch.uint8)
-            half = flat[: inputs.case.bytes(inputs.dtype) // 2]
-            target = torch.empty_like(half)
-            return lambda: target.copy_(half)
-        return lambda: out.copy_(x)
-
-
-def move_bytes(x: Tensor, count: int, reads: int = 1) -> Call:
-    """A copy, or with two reads an addition, that moves so many bytes, of the dtype of `x`."""
-    sources = [x.new_empty(count // ((reads + 1) * x.element_size())).normal_() for _ in range(reads)]
-    result = torch.empty_like(sources[0])
-    return (lambda: result.copy_(sources[0])) if reads == 1 else lambda: torch.add(*sources, out=result)
-
-
-def copy_of_input(inputs: Inputs) -> Call | None:
-    """For the forward of logsumexp a copy of its whole input, which its time is compared with too; else None.
-
-    A logsumexp reads the input and writes next to nothing: at the speed of memory it takes half the time of this copy.
-    """
-    if inputs.case.function != "logsumexp" or inputs.case.direction != "forward":
-        return None
-    x, target = inputs.x, torch.empty_like(inputs.x)
-    return lambda: target.copy_(x)
-
-
-# onepass, torch, and naive PyTorch
-
+from onepass.tools.bench.gallery_providers import gallery_unsupported
+from onepass.tools.bench.provider import INTERPRETED, Call, Provider
+from onepass.tools.gallery import VARIANTS
 
 _ENGINES = {"cpu": ("cpu", "triton"), "cuda": ("cuda", "triton")}  # by the device type of the tensors
 
@@ -179,7 +45,7 @@ class Onepass(Provider):
 
     def redundant(self, device: torch.device) -> str | None:
         if self.requested == "triton" and device.type == "cpu":
-            return _INTERPRETED
+            return INTERPRETED
         return "auto selects it here" if self._available(device)[:1] == [self.requested] else None
 
     def _available(self, device: torch.device) -> list[str]:
@@ -469,157 +335,3 @@ class Quack(Provider):
 
     def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
         return cast(Call, import_module("quack.softmax").softmax)  # attribute `quack.softmax` hides the module
-
-
-# The gallery
-
-
-def gallery_unsupported(variant: Variant, case: Case, dtype: str) -> str | None:
-    """Why a variant does not support a case, or None. Only for a variant that can run here."""
-    if case.function != "softmax":
-        return "the gallery has only softmax"
-    direction, dim = ("backward" if variant.computes == "gradient" else "forward"), int(variant.computes != "columns")
-    if case.direction != direction:
-        return f"the variant computes the {direction}"
-    if case.out_dtype:
-        return "the gallery's functions take no dtype"
-    if len(case.shape) != 2 or case.dims() != (dim,) or case.layout:
-        return f"the variant takes the {('first', 'last')[dim]} dim of a matrix"
-    if dtype not in DTYPES:
-        return f"the gallery takes float32, float16 and bfloat16, got {dtype}"
-    return variant.refuses(case.shape[0], case.shape[1], getattr(torch, dtype))
-
-
-class GalleryProvider(Provider):
-    """A variant of the gallery. `launch` has launch parameters that replace the variant's own choice."""
-
-    gallery = True
-
-    def __init__(self, variant: Variant, **launch: int):
-        self.variant, self.launch = variant, launch
-        self.name = variant.name
-        self.label = f"{variant.language}, {variant.file}"
-        self.quick = variant.name != "naive-compile"  # compiles for seconds per shape, as torch-compile does
-
-    def unavailable(self, device: torch.device) -> str | None:
-        return self.variant.unavailable(device)
-
-    def redundant(self, device: torch.device) -> str | None:
-        return _INTERPRETED if device.type == "cpu" and self.variant.language == "Triton" else None
-
-    def unsupported(self, case: Case, dtype: str) -> str | None:
-        return gallery_unsupported(self.variant, case, dtype)
-
-    def writes_out(self, inputs: Inputs) -> bool:
-        return self.variant.takes_out
-
-    def _is_torch(self) -> bool:
-        """Whether the kernels are those of torch and its compilers."""
-        return self.variant.name.startswith("naive")
-
-    def workspace(self, case: Case, dtype: str) -> int:
-        four_temporaries = 4 * 4 * prod(case.shape) if self._is_torch() else 0  # of float32
-        return max(super().workspace(case, dtype), four_temporaries)
-
-    def version(self) -> str | None:
-        return super().version() if self._is_torch() else onepass.__version__
-
-    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        launch: dict[str, Any] = self.launch
-        return partial(self.variant, **launch) if launch else self.variant
-
-    def prepare(self, inputs: Inputs) -> Call:
-        if inputs.grad is None:
-            return super().prepare(inputs)
-        y = onepass.softmax(inputs.x, -1)  # what the forward saves
-        f, out = self.forward(inputs.case, inputs.dtype), inputs.out
-        return lambda: f(y, inputs.grad, out=out)
-
-
-class Learned(Provider):
-    """A learner's softmax that `onepass gallery check` has found right."""
-
-    name = "yours"
-
-    def __init__(self, candidate: Candidate):
-        self.candidate = candidate
-        self.label = f"{candidate.file.name}, {candidate.function}"
-
-    def writes_out(self, inputs: Inputs) -> bool:
-        return self.candidate.call is None
-
-    def version(self) -> str | None:
-        return None
-
-    def forward(self, case: Case, dtype: str) -> Callable[..., Tensor]:
-        if self.candidate.call is not None:
-            return self.candidate.call
-
-        def call(x: Tensor, out: Tensor | None = None) -> Tensor:
-            out = torch.empty_like(x) if out is None else out
-            self.candidate(x, out)
-            return out
-
-        return call
-
-
-# The registry
-
-
-_REGISTRY: dict[str, Provider] = {}
-COPY = Copy()  # runs always and is not in the registry
-
-
-def register(provider: Provider) -> None:
-    """Adds a provider at the end. Raises ValueError if its name is taken."""
-    if provider.name in _REGISTRY or provider.name == COPY.name:
-        raise ValueError(f"a provider named {provider.name!r} is registered already")
-    _REGISTRY[provider.name] = provider
-
-
-def registry() -> dict[str, Provider]:
-    """All providers by name, in the order of the columns."""
-    return dict(_REGISTRY)
-
-
-def select_providers(
-    device: torch.device,
-    only: Sequence[str] = (),
-    skip: Iterable[str] = (),
-    quick: bool = False,
-    gallery: bool = False,
-    known: Mapping[str, Provider] | None = None,
-) -> tuple[list[Provider], dict[str, str]]:
-    """The providers to run, of `known` or of the registry, in their order, and by name why others are excluded.
-
-    Without `gallery` its variants are not even listed as excluded, unless `only` names them. Raises ValueError for an
-    unknown name, or if a provider in `only` cannot run here.
-    """
-    known = registry() if known is None else known
-    for name in [*only, *skip]:
-        if name not in known:
-            raise ValueError(f"unknown provider {name!r}: there are {', '.join(known)}")
-    chosen, excluded = [], {}
-    for name, provider in known.items():
-        named = name in only
-        if name in skip or (only and not named) or (provider.gallery and not named and not gallery):
-            continue
-        reason = provider.unavailable(device)
-        if reason is not None and named:
-            raise ValueError(f"provider {name!r} cannot run on {device}: {reason}")
-        if reason is None and not named:
-            reason = provider.redundant(device) or ("not part of --quick" if quick and not provider.quick else None)
-        if reason is None:
-            chosen.append(provider)
-        else:
-            excluded[name] = reason
-    if not chosen:
-        raise ValueError("no provider is left to run")
-    return chosen, excluded
-
-
-# The gallery's variant `naive` is part of the provider of that name.
-_VARIANTS = [GalleryProvider(variant) for variant in VARIANTS.values() if variant.name != "naive"]
-_ENGINE_PROVIDERS = map(Onepass, ("auto", "cpu", "cuda", "triton"))
-for _provider in (*_ENGINE_PROVIDERS, Torch(), TorchCompile(), Naive(), Liger(), Quack(), *_VARIANTS):
-    register(_provider)

@@ -22,7 +22,7 @@ from onepass.tools.bench.correctness import (
     required_bytes,
 )
 from onepass.tools.bench.progress import Progress
-from onepass.tools.bench.providers import COPY, Provider, copy_of_input
+from onepass.tools.bench.provider import COPY, Provider, copy_of_input
 from onepass.tools.bench.results import Results, Row
 from onepass.tools.bench.timing import MIN_SAMPLES, Budget, Stats, mark_disturbed, slow_copies, spread_reason
 

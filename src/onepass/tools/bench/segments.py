@@ -20,7 +20,8 @@ import onepass
 from onepass.native import FUNCTIONS
 from onepass.tools.bench.cases import Case
 from onepass.tools.bench.correctness import TOLERANCE
-from onepass.tools.bench.providers import Call, Provider, compile_for_case, compiler_missing, move_bytes
+from onepass.tools.bench.provider import Call, Provider, move_bytes
+from onepass.tools.bench.providers import compile_for_case, compiler_missing
 from onepass.tools.bench.segment_cases import SegmentCase
 from onepass.tools.bench.suite_runner import SuiteRunner
 

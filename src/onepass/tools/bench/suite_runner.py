@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onepass.tools.bench.cases import Case
-from onepass.tools.bench.providers import COPY, Provider
+from onepass.tools.bench.provider import COPY, Provider
 from onepass.tools.bench.runner import Runner, _Entry, _right, _set_fractions
 
 Call = Callable[[], Any]

@@ -288,7 +288,7 @@ def check(
     """
     from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.providers import Learned
+    from onepass.tools.bench.gallery_providers import Learned
     from onepass.tools.gallery.check import load
 
     with usage_errors(ValueError, TypeError):
@@ -372,7 +372,7 @@ def run(
     variant = _variant(name)
     from onepass.tools.bench import cli_run
     from onepass.tools.bench.cases import Case
-    from onepass.tools.bench.providers import GalleryProvider, gallery_unsupported
+    from onepass.tools.bench.gallery_providers import GalleryProvider, gallery_unsupported
 
     dtype = parse_dtype(dtype)
     dim, direction = (0 if variant.computes == "columns" else -1), _DIRECTIONS.get(variant.computes, "forward")
