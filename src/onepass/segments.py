@@ -1,6 +1,5 @@
 """Rows of unequal length: softmax and its kin over the segments of a dim, as graphs, packed sequences and sets have."""
 
-import functools
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ._state import State, state
 from .functional import log_softmax, logsumexp, softmax
 from .scored import _accumulator, _dispatch_modes, _function_modes, _is_transformed
 from .segment_arithmetic import SegmentSpec
+from .segment_offsets import Segments, check_indices, check_offsets, check_values, offsets_of
 from .segment_ops import segment_call
 from .settings import autocast_to_float32
 from .validation import (
@@ -29,102 +29,7 @@ from .validation import (
 
 __all__ = ["Segments", "segment_log_softmax", "segment_logsumexp", "segment_softmax", "segment_state"]
 
-_INDICES = (torch.int64, torch.int32)
 _FIRST: Any = Default(0)
-_MOST_INT32 = 2**31 - 1
-_sort_kernel = functools.partial(torch._C._dispatch_call_boxed, torch.ops.onepass._segment_sort.default._handle)
-
-
-class Segments:
-    """Where the segments of a dim are, found once and used by any number of calls, in the place of offsets.
-
-    Args:
-        index: the segment of each item, int32 or int64, (items), in any order.
-        num_segments: how many there are; without it, one more than the largest of `index`.
-
-    Attributes:
-        offsets: (num_segments + 1), where each segment begins among the items in their order, and where the last ends.
-        order: (items), the items of segment 0, of segment 1 and so on, each by its place; None where they lie so.
-        num_segments: how many segments there are.
-
-    An index that is sorted needs no order. Both tensors are int32 where that holds the number of items. Items of a
-    segment keep their order, so a result has the same bits from run to run.
-
-    Raises:
-        TypeError, ValueError: no index, or one that has a segment which does not exist.
-
-    >>> import torch, onepass
-    >>> segments = onepass.Segments(torch.tensor([1, 0, 1, 1]))
-    >>> segments.offsets, segments.order
-    (tensor([0, 1, 4], dtype=torch.int32), tensor([1, 0, 2, 3], dtype=torch.int32))
-    >>> onepass.segment_softmax(torch.zeros(4), segments)
-    tensor([0.3333, 1.0000, 0.3333, 0.3333])
-    """
-
-    __slots__ = ("offsets", "order")
-    offsets: Tensor
-    order: Tensor | None
-
-    def __init__(self, index: Tensor, num_segments: int | None = None):
-        _check_index("Segments", index)
-        if num_segments is None:
-            num_segments = int(index.max()) + 1 if index.numel() else 0
-        self.offsets, self.order = _sort("Segments", index, num_segments)
-
-    @classmethod
-    def from_offsets(cls, offsets: Tensor, order: Tensor | None = None) -> "Segments":
-        """Segments by where they begin, and an order if they have one.
-
-        Args:
-            offsets: as `segment_softmax` takes them.
-            order: a permutation of the items, of the dtype of the offsets.
-
-        Raises:
-            TypeError, ValueError: offsets that rise not from 0, an order that is no permutation. Both are looked at,
-            which waits for a GPU.
-
-        >>> import torch, onepass
-        >>> onepass.Segments.from_offsets(torch.tensor([0, 2, 2, 5])).num_segments
-        3
-        """
-        _check_offsets("Segments", offsets, offsets.device)
-        _check_values("Segments", offsets, None)
-        if order is not None:
-            if not isinstance(order, Tensor) or order.dtype is not offsets.dtype or order.dim() != 1:
-                raise TypeError("onepass.Segments(): order must be a Tensor of the offsets' dtype and of one dim")
-            items = torch.arange(int(offsets[-1]), dtype=order.dtype, device=order.device)
-            if not torch.equal(order.sort().values, items):
-                raise ValueError("onepass.Segments(): order is no permutation of the items")
-        self = cls.__new__(cls)
-        self.offsets, self.order = offsets.contiguous(), None if order is None else order.contiguous()
-        return self
-
-    @classmethod
-    def from_lengths(cls, lengths: Tensor) -> "Segments":
-        """Segments that follow each other, by their lengths: integers, none negative, (num_segments).
-
-        >>> import torch, onepass
-        >>> onepass.Segments.from_lengths(torch.tensor([2, 0, 3])).offsets
-        tensor([0, 2, 2, 5])
-        """
-        if not isinstance(lengths, Tensor) or lengths.dtype not in _INDICES or lengths.dim() != 1:
-            raise TypeError("onepass.Segments(): lengths must be an int64 or int32 Tensor of one dim")
-        return cls.from_offsets(torch.cat((lengths.new_zeros(1, dtype=torch.int64), lengths.cumsum(0))))
-
-    @property
-    def num_segments(self) -> int:
-        return self.offsets.shape[0] - 1
-
-    def to(self, device: torch.device | str) -> "Segments":
-        """The same segments on another device."""
-        self_there = type(self).__new__(type(self))
-        self_there.offsets = self.offsets.to(device)
-        self_there.order = None if self.order is None else self.order.to(device)
-        return self_there
-
-    def __repr__(self) -> str:
-        ordered = "" if self.order is None else ", with an order"
-        return f"Segments({self.num_segments} on {self.offsets.device}{ordered})"
 
 
 def segment_softmax(
@@ -309,19 +214,19 @@ def _call(
     (dim,) = wrap_dims(name, x, (0 if type(dim) is Default else dim,))
     order = None
     if index is not None:
-        offsets = _offsets_of(name, index, num_segments, x, dim, check)
+        offsets = offsets_of(name, index, num_segments, x, dim, check)
     elif isinstance(offsets, Segments):
         offsets, order = offsets.offsets, offsets.order
         if offsets.device != x.device:
             raise RuntimeError(f"onepass.{name}(): segments must be on {x.device}, as x is, got {offsets.device}")
     else:
-        _check_offsets(name, offsets, x.device)
+        check_offsets(name, offsets, x.device)
         offsets = offsets if offsets.is_contiguous() else offsets.contiguous()
     if _functorch.is_batchedtensor(offsets) or (order is not None and _functorch.is_batchedtensor(order)):
         raise NotImplementedError(f"onepass.{name}(): vmap takes one set of segments for the whole batch")
     # The kernels of the CPU engine look at them; a transform may not go by these.
     if (_is_transformed() if x.is_cpu else check) and not torch.compiler.is_compiling():
-        _check_values(name, offsets, x.shape[dim])
+        check_values(name, offsets, x.shape[dim])
     if order is not None and order.shape[0] != x.shape[dim]:
         raise ValueError(f"onepass.{name}(): segments have {order.shape[0]} items, dim {dim} of x has {x.shape[dim]}")
     spec = SegmentSpec(dim, function, factor, dtype, resolve(engine, x.device))
@@ -370,7 +275,7 @@ def _padded(
     engine: str,
 ) -> Any:
     name = f"segment_{function}"
-    _check_indices(name, "lengths", lengths, x.device)
+    check_indices(name, "lengths", lengths, x.device)
     lead = lengths.dim()
     if lengths.shape != x.shape[:lead] or lead >= x.dim():
         raise ValueError(
@@ -398,91 +303,7 @@ def _padded(
     return (softmax if function == "softmax" else log_softmax)(x, dim, dtype, **scores)
 
 
-# Segments of an index -------------------------------------------------------------------------------------------------
-
-
-def _sort(name: str, index: Tensor, num_segments: int, sorts: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(offsets, order) of an index; no order where it is sorted. With `sorts` off it has to be."""
-    if isinstance(num_segments, bool) or not isinstance(num_segments, int) or num_segments < 0:
-        raise ValueError(f"onepass.{name}(): num_segments is a number of segments, got {num_segments!r}")
-    index = index.contiguous()
-    to = torch.int32 if index.numel() < _MOST_INT32 else torch.int64
-    if index.is_cpu:
-        offsets = torch.empty(num_segments + 1, dtype=to)
-        order = torch.empty(index.numel(), dtype=to) if sorts else None
-        try:
-            is_sorted = _sort_kernel(index, offsets, order)
-        except RuntimeError as error:
-            raise ValueError(f"onepass.{name}(): {str(error).removeprefix('onepass: ')}") from None
-        if not is_sorted and not sorts:
-            raise ValueError(f"onepass.{name}(): index is not sorted; give Segments(index), which puts it in order")
-        return offsets, None if is_sorted else order
-    if index.numel():
-        low, high = (int(v) for v in index.aminmax())
-        if low < 0 or high >= num_segments:
-            got = low if low < 0 else high
-            raise ValueError(f"onepass.{name}(): index has segments from 0 to {num_segments - 1}, got {got}")
-    is_sorted = bool((index[1:] >= index[:-1]).all())
-    if is_sorted:
-        return _found_offsets(index, num_segments).to(to), None
-    if not sorts:
-        raise ValueError(f"onepass.{name}(): index is not sorted; give Segments(index), which puts it in order")
-    index, order = index.sort(stable=True)
-    return _found_offsets(index, num_segments).to(to), order.to(to)
-
-
-def _found_offsets(index: Tensor, num_segments: int) -> Tensor:
-    return torch.searchsorted(index, torch.arange(num_segments + 1, dtype=index.dtype, device=index.device))
-
-
-def _offsets_of(name: str, index: Any, num_segments: Any, x: Tensor, dim: int, check: bool) -> Tensor:
-    """The offsets of an index that is sorted."""
-    _check_index(name, index, x.device)
-    if index.shape[0] != x.shape[dim]:
-        raise ValueError(f"onepass.{name}(): index has a segment for each of {x.shape[dim]} items, got {len(index)}")
-    if num_segments is None:
-        num_segments = int(index[-1]) + 1 if index.numel() else 0
-    if not torch.compiler.is_compiling() and (check or x.is_cpu) and not _function_modes() and not _dispatch_modes():
-        return _sort(name, index, num_segments, False)[0]
-    return _found_offsets(index.contiguous(), num_segments)
-
-
 # Checks ---------------------------------------------------------------------------------------------------------------
-
-
-def _check_indices(name: str, what: str, t: Any, device: torch.device | None) -> None:
-    if not isinstance(t, Tensor):
-        raise TypeError(f"onepass.{name}(): {what} must be a Tensor, got {type(t).__name__}")
-    if t.dtype not in _INDICES:
-        raise TypeError(f"onepass.{name}(): {what} must be int64 or int32, got {t.dtype}")
-    if device is not None and t.device != device:
-        raise RuntimeError(f"onepass.{name}(): {what} must be on {device}, as x is, got {t.device}")
-
-
-def _check_index(name: str, index: Any, device: torch.device | None = None) -> None:
-    _check_indices(name, "index", index, device)
-    if index.dim() != 1:
-        raise ValueError(f"onepass.{name}(): index has one dim, got shape {list(index.shape)}")
-
-
-def _check_offsets(name: str, offsets: Any, device: torch.device) -> None:
-    _check_indices(name, "offsets", offsets, device)
-    if offsets.dim() != 1 or not offsets.shape[0]:
-        raise ValueError(f"onepass.{name}(): offsets are segments + 1 numbers, got shape {list(offsets.shape)}")
-
-
-def _check_values(name: str, offsets: Tensor, items: int | None) -> None:
-    """The values of offsets, as the CPU engine checks them."""
-    first, last = int(offsets[0]), int(offsets[-1])
-    if first != 0 or (items is not None and last != items):
-        to = "the number of items" if items is None else f"{items}, the items of the dim"
-        raise ValueError(f"onepass.{name}(): offsets go from 0 to {to}, got {first} to {last}")
-    falls = (offsets[1:] < offsets[:-1]).nonzero()
-    if len(falls):
-        at = int(falls[0, 0]) + 1
-        raise ValueError(
-            f"onepass.{name}(): offsets do not fall, got {int(offsets[at - 1])} and then {int(offsets[at])} at {at}"
-        )
 
 
 def _checked_scale(name: str, scale: Any) -> float:
