@@ -19,6 +19,9 @@ struct GradTiles {
   using A = Acc<S>;
   using Tile = GradTile<Op, S, D>;
   static constexpr bool kPointwise = Op == GradOp::logsumexp;
+  // Others wait for arithmetic, not for memory.
+  static constexpr bool kBuffers = kDirect && Op == GradOp::softmax && std::is_same_v<D, float>;
+  static constexpr int64_t kMinSliceBytes = 1024, kMaxSliceBytes = 65536;  // of slices that are streamed by way of it
   const Problem& call;
   const CpuPlan& plan;
   const TileWalk<A> walk{call.layout, plan.tile};
@@ -28,32 +31,46 @@ struct GradTiles {
 
   void run(int64_t begin, int64_t end) const {
     const bool fits = depth >= steps, streaming = plan.streaming;
+    // Slices of lines that are no whole lines are put together in a buffer, and streamed from there.
+    const int64_t line = inner.size * int64_t(sizeof(D)), slice = call.layout.n * line;
+    const bool is_slice =
+        call.layout.reduced.count == 1 && n.strides[kDx] == inner.size && plan.tile.rows >= inner.size;
+    const bool buffered = kBuffers && fits && streaming && is_slice && line % kLine != 0 && slice >= kMinSliceBytes &&
+                          slice <= kMaxSliceBytes;
     Tile tile;
     tile.parts = plan.tile.parts, tile.columns = plan.tile.columns, tile.slope = A(score_slope(call));
     tile.grad_is_per_row = true;
     for (int i = 0; !kPointwise && i < call.layout.reduced.count; ++i) {
       tile.grad_is_per_row &= call.layout.reduced.dims[i].strides[kGrad] == 0;
     }
+    if constexpr (kDirect && !kPointwise && !std::is_same_v<A, double>) {
+      if (inner.size <= Tile::kNarrow * kWidth && !tile.grad_is_per_row) return narrow_slices(tile, begin, end);
+    }
     walk.for_each(begin, end, [&](const TileItem& item) {
       load(item, 0, tile);
-      if constexpr (kDirect && !kPointwise && sizeof(S) == 4 && sizeof(D) == 4) {
-        D* const to = dx + item.offset[kDx];
-        const bool streams =
-            streaming && uintptr_t(to) % kLine == 0 && n.strides[kDx] * int64_t(sizeof(D)) % kLine == 0;
-        const bool low = steps <= kLowSteps && inner.size <= kLowColumns;
-        if (fits && low && !tile.grad_is_per_row && !streams) return low_columns(tile, to);
-      }
       if (tile.grad_is_per_row) load_rows(item, tile);
-      if constexpr (!kPointwise) {
-        tile.begin_sums();
-        for (int64_t first = 0; tile.has_sums() && first < steps; first += depth) {
-          if (first > 0) load(item, first, tile);
-          kDirect ? tile.add_direct() : tile.add_tile();
+      if (kDirect && !kPointwise && fits && steps <= kPlainSteps<A> && !tile.grad_is_per_row) {
+        tile.numbers_of_few();
+      } else {
+        if constexpr (!kPointwise) {
+          tile.begin_sums();
+          for (int64_t first = 0; tile.has_sums() && first < steps; first += depth) {
+            if (first > 0) load(item, first, tile);
+            kDirect ? tile.add_direct() : tile.add_tile();
+          }
         }
+        tile.numbers(call.layout.n);
       }
-      tile.numbers(call.layout.n);
       for (int64_t first = 0; first < steps; first += depth) {
         const int64_t count = fits ? steps : load(item, first, tile);
+        if (buffered) {
+          TileItem in_buffer = item;
+          in_buffer.offset[kDx] = 0;
+          D* const buffer = reinterpret_cast<D*>(scratch());
+          walk.template store<std::bool_constant<kDirect>>(buffer, kDx, in_buffer, 0, count, tile, nullptr, false);
+          stream_bytes(dx + item.offset[kDx], buffer, slice);
+          return;
+        }
         A* const flat = reinterpret_cast<A*>(scratch()) + 2 * tile.shape.vectors() * kLanes<A>;
         walk.template store<std::bool_constant<kDirect>>(dx, kDx, item, first, count, tile, flat, streaming);
       }
@@ -65,12 +82,11 @@ struct GradTiles {
     tile.shape = walk.shape(item, count);
     if constexpr (kDirect) {
       const int64_t y_step = n.strides[kSaved], g_step = n.strides[kGrad];
-      // Of a low tile the next one is fetched, which may be in the next slice; of others the next steps.
-      const bool low = count <= kFetchSteps, all = item.count == inner.size;
-      const int64_t y_ahead = (low ? all ? steps : 0 : kSumSteps) * y_step + (low && !all ? item.count : 0);
-      const int64_t g_ahead = (low ? all ? steps : 0 : kSumSteps) * g_step + (low && !all ? item.count : 0);
+      // The hardware does not fetch steps that are far apart: the next tile is fetched, or of many steps the next ones.
+      const bool low = count <= kFetchSteps;
+      const int64_t y_ahead = low ? item.count : kSumSteps * y_step, g_ahead = low ? item.count : kSumSteps * g_step;
       const S *const y = call.data<const S>(kSaved), *const g = call.data<const S>(kGrad);
-      tile.fetches = sizeof(S) == 2 || (low && all);
+      tile.fetches = sizeof(S) == 2 && item.count < inner.size;
       tile.direct = {y + item.offset[kSaved], g + item.offset[kGrad], y_step, g_step, item.count, y_ahead, g_ahead};
     } else {
       const int64_t room = tile.shape.vectors() * kLanes<A>;
@@ -89,16 +105,22 @@ struct GradTiles {
       }
     });
   }
-  // dx of low tiles of columns.
-  __attribute__((noinline)) void low_columns(const Tile& tile, D* to) const {
-    const int64_t step = n.strides[kDx], width = tile.direct.width;
-    tile.columns_in_blocks([=](int64_t i, int64_t w, const Vec& v) __attribute__((always_inline)) {
-      D* const at = to + i * step + w * kWidth;
-      if (width - w * kWidth >= kWidth)
-        store_vector<Tile::kInputNan>(at, v);
-      else
-        store_tail<Tile::kInputNan>(at, width - w * kWidth, v);
-    });
+  // Slices of a few vectors of columns, each of which is a tile.
+  void narrow_slices(Tile& tile, int64_t begin, int64_t end) const {
+    const int64_t step = n.strides[kDx], width = inner.size;
+    const S *const y = call.data<const S>(kSaved), *const g = call.data<const S>(kGrad);
+    const bool in_lines = plan.streaming && step * int64_t(sizeof(D)) % kLine == 0;
+    tile.shape = {1, steps, ceil_div(width, kWidth)};
+    tile.direct = {y, g, n.strides[kSaved], n.strides[kGrad], width, 0, 0};
+    OffsetCalculator at(call.layout.outer, begin, 1);
+    for (int64_t slice = begin; slice < end; ++slice, at.next()) {
+      D* const to = dx + at.offset[kDx];
+      const bool streams = in_lines && uintptr_t(to) % kLine == 0;
+      tile.direct.y = y + at.offset[kSaved], tile.direct.g = g + at.offset[kGrad];
+      tile.columns_in_registers([=](int64_t i, const auto& v) __attribute__((always_inline)) {
+        walk.template store_results<Tile::kInputNan && sizeof(D) == 2>(to + i * step, width, v, streams);
+      });
+    }
   }
   // The numbers that a tile has per row: of logsumexp its result and the gradient of that, or the gradient of a result.
   void load_rows(const TileItem& item, Tile& tile) const {

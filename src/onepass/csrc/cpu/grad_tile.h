@@ -13,7 +13,9 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kSumSteps = 8;  // that are added in plain floats
+constexpr int64_t kSumSteps = 8;  // that are added in plain floats; doubles have no wider sums that would hide it
+template <class A>
+constexpr int64_t kPlainSteps = std::is_same_v<A, double> ? 1 : kSumSteps;
 
 // The operands, of elements of type E: `width` adjacent rows, `y_step` and `g_step` from one step to the next.
 template <class E>
@@ -36,48 +38,47 @@ ONEPASS_INLINE V<Acc<E>> load_lanes(const E* from, int64_t count) {
     return load_tail(from, count, 0);
   }
 }
-// Adds `depth` steps of the operands to the sums of `across` vectors. `grads`: (softmax) a gradient per row; or null.
-template <GradOp Op, class E, class A = Acc<E>>
-__attribute__((noinline)) void add_steps(const Operands<E> of, int64_t depth, int64_t across, bool fetches, V<A>* sums,
-                                         V<A>* errors, const V<A>* grads) {
-  using Vector = V<A>;
+// Adds some steps of `across` vectors in plain numbers, and calls last(w, sum) for each vector. One step
+// comes after another: the hardware fetches one run of each operand ahead, not several. `grads`: (softmax) a gradient
+// per row; or null.
+template <GradOp Op, class E, class Last, class A = Acc<E>>
+ONEPASS_INLINE void sum_steps(const Operands<E>& of, int64_t depth, int64_t across, bool fetches, const V<A>* grads,
+                              Last last) {
   constexpr int L = kLanes<A>;
-  const auto add = [&](int64_t i, int64_t w, auto steps, auto all) __attribute__((always_inline)) {
-    constexpr int K = steps.value;
-    const int64_t count = of.width - w * L;
-    const E *y = of.y + i * of.y_step + w * L, *g = of.g + i * of.g_step + w * L;
-    Vector sum = sums[w], of_errors = errors[w];
-    Vector terms[K];
-#pragma GCC unroll 8
-    for (int k = 0; k < K; ++k, y += of.y_step, g += of.g_step) {
-      if (of.g_ahead && fetches) {
-        if (Op == GradOp::softmax) __builtin_prefetch(y + of.y_ahead);
-        __builtin_prefetch(g + of.g_ahead);
-      }
-      const Vector of_g =
-          Op == GradOp::softmax && __builtin_expect(grads != nullptr, 0) ? grads[w] : load_lanes<all.value>(g, count);
-      terms[k] = Op == GradOp::softmax ? load_lanes<all.value>(y, count) * of_g : of_g;
-      if (std::is_same_v<A, double>) add_compensated(sum, of_errors, terms[k]);
-    }
-    if constexpr (!std::is_same_v<A, double>) {
-#pragma GCC unroll 8
-      for (int k = 0; k < K / 2; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
-#pragma GCC unroll 8
-      for (int k = 0; k < K / 4; ++k) terms[k] = terms[2 * k] + terms[2 * k + 1];
-      if constexpr (K == 8) terms[0] += terms[1];
-      add_compensated(sum, of_errors, terms[0]);
-    }
-    sums[w] = sum, errors[w] = of_errors;
-  };
+  V<A> sums[std::max(kMaxSequences, kGradLineBytes / int64_t(sizeof(E)) / L)];
   const int64_t whole = of.width / L;
-  const auto add_all = [&](int64_t i, auto steps) __attribute__((always_inline)) {
-    for (int64_t w = 0; w < whole; ++w) add(i, w, steps, std::true_type());
-    if (whole < across) add(i, whole, steps, std::false_type());
+  const E *y = of.y, *g = of.g;
+  const auto term = [&](int64_t w, auto all) __attribute__((always_inline)) {
+    const int64_t count = of.width - w * L;
+    if (fetches) {
+      if (Op == GradOp::softmax) __builtin_prefetch(y + w * L + of.y_ahead);
+      __builtin_prefetch(g + w * L + of.g_ahead);
+    }
+    if (Op != GradOp::softmax) return load_lanes<all.value>(g + w * L, count);
+    const V<A> of_g = __builtin_expect(grads != nullptr, 0) ? grads[w] : load_lanes<all.value>(g + w * L, count);
+    return load_lanes<all.value>(y + w * L, count) * of_g;
   };
-  int64_t i = 0;
-  for (; i + kSumSteps <= depth; i += kSumSteps) add_all(i, std::integral_constant<int, int(kSumSteps)>());
-  if (i + 4 <= depth) add_all(i, std::integral_constant<int, 4>()), i += 4;
-  for (; i < depth; ++i) add_all(i, std::integral_constant<int, 1>());
+  const auto for_each = [&](auto work) __attribute__((always_inline)) {
+    for (int64_t w = 0; w < whole; ++w) work(w, term(w, std::true_type()));
+    if (whole < across) work(whole, term(whole, std::false_type()));
+    y += of.y_step, g += of.g_step;
+  };
+  if (depth == 1) return for_each(last);
+  for_each([&](int64_t w, V<A> v) __attribute__((always_inline)) { sums[w] = v; });
+  for (int64_t i = 1; i + 1 < depth; ++i) {
+    for_each([&](int64_t w, V<A> v) __attribute__((always_inline)) { sums[w] += v; });
+  }
+  for_each([&](int64_t w, V<A> v) __attribute__((always_inline)) { last(w, sums[w] + v); });
+}
+// Adds `depth` steps of the operands to sums and their errors.
+template <GradOp Op, class E, class A = Acc<E>>
+__attribute__((noinline)) void add_steps(Operands<E> of, int64_t depth, int64_t across, bool fetches, V<A>* sums,
+                                         V<A>* errors, const V<A>* grads) {
+  constexpr int64_t some = kPlainSteps<A>;
+  for (int64_t i = 0; i < depth; i += some, of.y += some * of.y_step, of.g += some * of.g_step) {
+    const auto add = [=](int64_t w, V<A> v) __attribute__((always_inline)) { add_compensated(sums[w], errors[w], v); };
+    sum_steps<Op>(of, std::min(depth - i, some), across, fetches, grads, add);
+  }
 }
 
 // Of a saved tensor of type S, for dx of type D.
@@ -121,61 +122,48 @@ struct GradTile {
     add_steps<Op>(of, shape.depth, shape.across, fetches, a + first, error + first,
                   grad_is_per_row ? b + first : nullptr);
   }
-  // dx of columns where they are, W vectors of them from vector `first` on: their sums, and what is read again from the
-  // core's cache. The last vector may have fewer lanes (`Tail`). Calls put(i, w, v) with vector w of step i.
-  template <int W, bool Tail, class Put>
-  ONEPASS_INLINE void column_block(int64_t first, Put put) const {
-    const int64_t rest = direct.width - (first + W - 1) * L;
+  // dx of columns of W vectors where they are, of which the last may have fewer lanes: their sums are in registers.
+  // Calls put(i, v) with the vectors of step i.
+  template <int W, class Put>
+  ONEPASS_INLINE void narrow_columns(Put put) const {
+    const int64_t rest = direct.width - (W - 1) * L;
     const auto load = [&](const S* at, Vector(&to)[W]) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int w = 0; w + 1 < W; ++w) to[w] = load_lanes<true>(at + w * L, L);
-      to[W - 1] = load_lanes<!Tail>(at + (W - 1) * L, rest);
+      to[W - 1] = load_lanes<false>(at + (W - 1) * L, rest);
     };
-    const S *y = direct.y + first * L, *g = direct.g + first * L;
+    const S *y = direct.y, *g = direct.g;
     Vector sums[W] = {}, errors[W] = {}, of_y[W], of_g[W];
-    const auto terms_of_step = [&](Vector(&terms)[W]) __attribute__((always_inline)) {
-      load(g, terms), g += direct.g_step;
-      if (Op != GradOp::softmax) return;
-      load(y, of_y), y += direct.y_step;
-#pragma GCC unroll 8
-      for (int w = 0; w < W; ++w) terms[w] *= of_y[w];
-    };
     for (int64_t i = 0; i < shape.depth; i += kSumSteps) {
-      const int64_t end = i + kSumSteps < shape.depth ? i + kSumSteps : shape.depth;
-      Vector even[W] = {}, odd[W] = {}, terms[W];
-      for (int64_t k = i; k < end; ++k) {
-        terms_of_step(terms);
+      Vector some[W] = {};
+      for (int64_t k = std::min(shape.depth - i, kSumSteps); k > 0; --k, y += direct.y_step, g += direct.g_step) {
+        load(g, of_g);
+        if (Op == GradOp::softmax) load(y, of_y);
 #pragma GCC unroll 8
-        for (int w = 0; w < W; ++w) even[w] += terms[w];
-        if (++k == end) break;
-        terms_of_step(terms);
-#pragma GCC unroll 8
-        for (int w = 0; w < W; ++w) odd[w] += terms[w];
+        for (int w = 0; w < W; ++w) some[w] += Op == GradOp::softmax ? of_y[w] * of_g[w] : of_g[w];
       }
 #pragma GCC unroll 8
-      for (int w = 0; w < W; ++w) add_compensated(sums[w], errors[w], even[w] + odd[w]);
+      for (int w = 0; w < W; ++w) add_compensated(sums[w], errors[w], some[w]);
     }
 #pragma GCC unroll 8
     for (int w = 0; w < W; ++w) sums[w] = number_of(sums[w], errors[w]);
-    y = direct.y + first * L, g = direct.g + first * L;
+    y = direct.y, g = direct.g;
     for (int64_t i = 0; i < shape.depth; ++i, y += direct.y_step, g += direct.g_step) {
       load(y, of_y), load(g, of_g);
       results_of(of_y, of_g, sums, sums);
-#pragma GCC unroll 8
-      for (int w = 0; w < W; ++w) put(i, first + w, of_y[w]);
+      put(i, of_y);
     }
   }
-  static constexpr int kBlockVectors = L == 16 ? 8 : 4;
-  template <int W = kBlockVectors, class Put>
-  ONEPASS_INLINE void last_block(int64_t first, int64_t vectors, Put put) const {
-    if (vectors == W) return column_block<W, true>(first, put);
-    if constexpr (W > 1) last_block<W - 1>(first, vectors, put);
+  static constexpr int kNarrow = 4;  // vectors
+  template <int W = kNarrow, class Put>
+  ONEPASS_INLINE void columns_in_registers(Put put) const {
+    if (shape.across == W) return narrow_columns<W>(put);
+    if constexpr (W > 1) columns_in_registers<W - 1>(put);
   }
-  template <class Put>
-  ONEPASS_INLINE void columns_in_blocks(Put put) const {
-    int64_t w = 0;
-    for (; w + kBlockVectors <= direct.width / L; w += kBlockVectors) column_block<kBlockVectors, false>(w, put);
-    if (w < shape.across) last_block(w, shape.across - w, put);
+  // The numbers of a few steps of columns.
+  __attribute__((noinline)) void numbers_of_few() {
+    sum_steps<Op>(direct, shape.depth, shape.across, fetches, static_cast<const Vector*>(nullptr),
+                  [this](int64_t w, Vector sum) __attribute__((always_inline)) { a[w] = number_of(sum, Vector{}); });
   }
 
   // Adds the sums of the lanes of each row, and makes the numbers of the epilogue.

@@ -53,8 +53,6 @@ constexpr int64_t kMaxColumns = 256;         // of a tile, if it has no more vec
 constexpr int64_t kGradLineBytes = 4096;     // of a line of a tile of a gradient, which is read in place: a page
 constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
 constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
-constexpr int64_t kLowSteps = 32;            // of a gradient whose columns go in blocks, and the columns of a line
-constexpr int64_t kLowColumns = 256;
 
 // The most columns of a tile whose vectors have `lanes` lanes.
 constexpr int64_t most_columns(int64_t lanes) {
@@ -76,10 +74,8 @@ inline void set_tiles(CpuPlan& plan, const Problem& call) {
   TilePlan& tile = plan.tile;
   tile = TilePlan{};
   tile.columns = b;
-  // Gradients read columns where they are; vectors of 16-bit types that are not full cost more.
-  const bool few = n * b <= kMaxSliceElements && size_of(call.type(kGrad)) == 2;
-  const bool low = backward && n <= kLowSteps && size_of(call.type(kGrad)) == 4;
-  const bool fills = b % L == 0 || b >= 4 * L || (backward && b >= 2 * L && !few) || (low && b > L);
+  // Gradients read columns where they are, and keep the sums of a few vectors in registers.
+  const bool fills = b % L == 0 || b >= 4 * L || (backward && b > L);
   int64_t items = slices, elements = n * b;
   if (in_columns && fills) {
     tile.kind = TileKind::columns, tile.columns = 1;

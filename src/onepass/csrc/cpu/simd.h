@@ -89,32 +89,43 @@ ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return a * b + c; }
 
 // Loads and stores ----------------------------------------------------------------------------------------------------
 
+#if defined(__AVX2__)
+// As many 16-bit elements as a vector has lanes.
+#if defined(__AVX512F__)
+using Packed = __m256i;
+ONEPASS_INLINE UintVec widen_bits(Packed v) { return UintVec(_mm512_cvtepu16_epi32(v)); }
+ONEPASS_INLINE Vec widen_float16(Packed v) { return Vec(_mm512_cvtph_ps(v)); }
+#else
+using Packed = __m128i;
+ONEPASS_INLINE UintVec widen_bits(Packed v) { return UintVec(_mm256_cvtepu16_epi32(v)); }
+ONEPASS_INLINE Vec widen_float16(Packed v) { return Vec(_mm256_cvtph_ps(v)); }
+#endif
+template <class T>
+ONEPASS_INLINE Vec widen(Packed v) {
+  return std::is_same_v<T, bfloat16> ? Vec(widen_bits(v) << 16) : widen_float16(v);
+}
+#endif
 template <class T>
 ONEPASS_INLINE Vec load_vector(const T* from) {
   if constexpr (std::is_same_v<T, float>) {
     Vec v;
     std::memcpy(&v, from, sizeof v);
     return v;
-  } else if constexpr (std::is_same_v<T, bfloat16>) {
-#if defined(__AVX512F__)
-    const UintVec bits = UintVec(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__AVX2__)
-    const UintVec bits = UintVec(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#else
-    Uint16Vec packed;
-    std::memcpy(&packed, from, sizeof packed);
-    const UintVec bits = __builtin_convertvector(packed, UintVec);
-#endif
-    return Vec(bits << 16);
   } else {
-#if defined(__AVX512F__)
-    return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
-#elif defined(__F16C__)
-    return Vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#if defined(__AVX2__)
+    Packed packed;
+    std::memcpy(&packed, from, sizeof packed);
+    return widen<T>(packed);
 #else
-    Vec v;
-    for (int i = 0; i < kWidth; ++i) v[i] = float(from[i]);
-    return v;
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      Uint16Vec packed;
+      std::memcpy(&packed, from, sizeof packed);
+      return Vec(__builtin_convertvector(packed, UintVec) << 16);
+    } else {
+      Vec v;
+      for (int i = 0; i < kWidth; ++i) v[i] = float(from[i]);
+      return v;
+    }
 #endif
   }
 }
@@ -264,7 +275,33 @@ ONEPASS_INLINE IntVec lane_mask(int64_t count) {
   return mask;
 }
 
-// Loads the first `count` elements. The other lanes are `fill`.
+// Some bytes at a place, as a number.
+template <class Bits>
+ONEPASS_INLINE uint64_t load_bits(const void* from) {
+  Bits bits;
+  std::memcpy(&bits, from, sizeof bits);
+  return bits;
+}
+#if defined(__AVX2__)
+// The first `count` 16-bit elements, fewer than eight, and zeros. (A vector that smaller stores have just made would
+// wait for these.)
+ONEPASS_INLINE __m128i load_few(const void* from, int64_t count) {
+  const char* const begin = static_cast<const char*>(from);
+  const int64_t bytes = 2 * count;
+  uint64_t low = 0, high = 0;
+  if (bytes >= 8) {
+    low = load_bits<uint64_t>(begin);
+    if (bytes > 8) high = load_bits<uint64_t>(begin + bytes - 8) >> (8 * (16 - bytes));
+  } else if (bytes >= 4) {
+    low = load_bits<uint32_t>(begin) | load_bits<uint32_t>(begin + bytes - 4) << (8 * (bytes - 4));
+  } else if (bytes) {
+    low = load_bits<uint16_t>(begin);
+  }
+  return _mm_set_epi64x(int64_t(high), int64_t(low));
+}
+#endif
+
+// Loads the first `count` elements, fewer than a vector has. The other lanes are `fill`.
 template <class T>
 ONEPASS_INLINE Vec load_tail(const T* from, int64_t count, float fill) {
   const IntVec mask = lane_mask(count);
@@ -273,15 +310,16 @@ ONEPASS_INLINE Vec load_tail(const T* from, int64_t count, float fill) {
   if constexpr (std::is_same_v<T, float>) {
     return Vec(_mm512_mask_loadu_ps(__m512(broadcast(fill)), bits, from));
   } else {
-    alignas(32) T whole[kWidth];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(whole), _mm256_maskz_loadu_epi16(bits, from));
-    return mask ? load_vector(whole) : broadcast(fill);
+    return mask ? widen<T>(_mm256_maskz_loadu_epi16(bits, from)) : broadcast(fill);
   }
 #elif defined(__AVX__)
   if constexpr (std::is_same_v<T, float>) {
     const Vec v = Vec(_mm256_maskload_ps(from, __m256i(mask)));
     return mask ? v : broadcast(fill);
   }
+#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(T) == 2) return mask ? widen<T>(load_few(from, count)) : broadcast(fill);
 #endif
   T whole[kWidth] = {};
   copy_tail(whole, from, count);
@@ -311,7 +349,14 @@ ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
   }
   return;
 #elif defined(__AVX__)
-  if constexpr (std::is_same_v<T, float>) return _mm256_maskstore_ps(to, __m256i(lane_mask(count)), __m256(v));
+  // Masked stores take much longer than the parts of a vector.
+  if constexpr (std::is_same_v<T, float>) {
+    __m128 rest = _mm256_castps256_ps128(__m256(v));
+    if (count & 4) _mm_storeu_ps(to, rest), to += 4, rest = _mm256_extractf128_ps(__m256(v), 1);
+    if (count & 2) _mm_storel_pi(reinterpret_cast<__m64*>(to), rest), to += 2, rest = _mm_movehl_ps(rest, rest);
+    if (count & 1) _mm_store_ss(to, rest);
+    return;
+  }
 #endif
   T whole[kWidth];
   store_vector<InputNan>(whole, v);

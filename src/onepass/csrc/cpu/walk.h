@@ -40,7 +40,7 @@ struct TileWalk {
       work(item);
       if (++tile < tiles) continue;
       tile = 0, item.first += in_slices ? plan.rows : 1;
-      at.advance(in_slices ? plan.rows : 1);
+      in_slices ? at.advance(plan.rows) : at.next();
     }
   }
 
