@@ -230,7 +230,7 @@ def gradients(
         assert ds is not None
         assert likes[2] is not None
         shape, dtype = likes[2]
-        result[3] = _sum_to(ds * distances(ds, scores).abs(), ((*shape, 1, 1), dtype), -times).reshape(shape)
+        result[3] = _sum_to(upcast(ds) * distances(ds, scores).abs(), ((*shape, 1, 1), dtype), -times).reshape(shape)
     if needs_sink:
         assert side.sink is not None
         assert lse is not None

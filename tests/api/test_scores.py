@@ -283,6 +283,20 @@ def test_long_rows_and_columns(function, dtype, engine, device):
         assert_scored(function, ours(function)(x, dim, engine=engine, **options), x, dim, options)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_the_gradient_of_alibi_where_no_half_number_holds_a_distance(dtype, device):
+    x, slopes = maker(dtype, device)(2, 70001, 1), positive(maker(F32, device)(2)) / 70000
+    given = slopes.requires_grad_()
+    y = onepass.softmax(x.requires_grad_(), -2, alibi=given)
+    g = maker(dtype, device, 3)(*y.shape)
+    wide = slopes.detach().double().requires_grad_()
+    far = torch.arange(70000, -1, -1, device=device).double()[:, None]
+    want = torch.autograd.grad((x.detach().double() - wide[:, None, None] * far).softmax(-2), wide, g.double())[0]
+    (_, got) = torch.autograd.grad(y, (x, given), g)
+    terms = (y.double() * g.double()).abs().sum((1, 2)) * 70000
+    assert ((got.double() - want).abs() <= terms * torch.finfo(dtype).eps).all()
+
+
 def test_tensors_of_any_strides(function, device):
     """Broadcast, transposed, stepped and with offsets: as views of larger ones."""
     r = maker(F32, device)
