@@ -245,25 +245,26 @@ struct LossBackward : LossRows<T> {
         for (Vector& each : v) each = Vector{};
       });
     }
-    const auto write = [&](int64_t from, int64_t to, bool in_pairs) {
-      const int64_t paired = in_pairs ? to - from : 0;
-      const A *const pick = numbers.pick + j, *const factor = numbers.factor + j;
+    // What stays in pairs, between the others. Streaming stores write whole lines.
+    int64_t ends[] = {count, count, count};
+    if (stays_in_pairs(numbers, j)) {
+      ends[0] = plan.streaming ? std::min(count, int64_t(-uintptr_t(dx) % kLine / sizeof(T))) : 0;
+      ends[1] = ends[0] + (count - ends[0]) / kUnroll * kUnroll;
+    }
+    const A *const pick = numbers.pick + j, *const factor = numbers.factor + j;
+    int64_t from = 0;
+    for (int part = 0; part < 3; from = ends[part++]) {
+      const int64_t to = ends[part], paired = part == 1 ? to - from : 0;
+      if (from == to) continue;
       lay_picks(row, 1, first + from, first + to, 1, false, pick, factor, paired);
-      if (kPairs && in_pairs) {
+      if (kPairs && paired) {
         gradients<kPairs>(x + from, dx + from, paired, numbers, j, nullptr, picks, kFetched);
       } else {
         gradients(x + from * p.x_step, dx + from * dx_lane, to - from, numbers, j, weight_at(first + from), picks,
                   kFetched * p.x_step);
       }
       lay_picks(row, 1, first + from, first + to, 1, true, pick, factor, paired);
-    };
-    if (!stays_in_pairs(numbers, j)) return write(0, count, false);
-    // Streaming stores write whole lines.
-    const int64_t head = plan.streaming ? std::min(count, int64_t(-uintptr_t(dx) % kLine / sizeof(T))) : 0;
-    const int64_t end = head + (count - head) / kUnroll * kUnroll;
-    if (head > 0) write(0, head, false);
-    if (head < end) write(head, end, true);
-    if (end < count) write(end, count, false);
+    }
   }
   void rows(int64_t item, Numbers& numbers) const {
     const auto [row, count] = this->tile(item);
