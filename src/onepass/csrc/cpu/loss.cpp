@@ -1,9 +1,12 @@
 // loss.cpp: the plans of losses, and the numbers of rows that losses are made of, compiled once per instruction set
 // (ONEPASS_ISA names it, and its namespace).
 //
-// A tile is four vectors wide. Its lanes are rows that are neighbours, and a step is a class; or its lanes are parts of
-// one row, merged in the end, and a step is as many classes as there are lanes. Blocks of steps are read twice, the
-// second time from the cache: for their maxima, and for the sums of exponentials relative to the maxima so far.
+// A step is a class, or as many classes as there are lanes, of several vectors: of rows that are neighbours, one per
+// lane; of rows that have a vector each; or of the parts of one long row. Lanes of a row are merged in the end.
+//
+// Elements are mostly read once. Their exponentials are relative to a power of two near that of class 0, and the maxima
+// are taken beside. A sum has the same digits whatever power of two it is relative to, unless it is too large or
+// vanishes. Of rows where it does, and where the entropy is wanted, the maxima are taken first, block by block.
 #include "../core/batch_invariant.h"
 #include "loss_rows.h"
 
@@ -14,10 +17,11 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kBlockSteps = 64;  // of a tile
+constexpr int64_t kBlockSteps = 64;  // of a block
+constexpr int64_t kFetched = 2048;   // elements from one to that which is fetched meanwhile, in rows
+constexpr int64_t kRowSteps = 128;   // of the longest row that is computed with others: a step has one of its vectors
 
-// kPlain: see LossPlan.
-template <class T, bool kPlain>
+template <class T>
 struct LossForward : LossRows<T> {
   using Base = LossRows<T>;
   using Base::L, Base::p, Base::plan, Base::weight, Base::plane;
@@ -25,8 +29,7 @@ struct LossForward : LossRows<T> {
   static constexpr int64_t kLanesOfTile = 4 * L;
 
   using Base::Base;
-  bool has_entropy() const { return !kPlain && p.has_entropy; }
-  bool has_spread() const { return !kPlain && (p.has_spread || (p.is_cross && p.smoothing != 0)); }
+  bool has_spread() const { return p.has_spread || (p.is_cross && p.smoothing != 0); }
 
   static A& lane(Vector (&v)[4], int64_t j) { return reinterpret_cast<A*>(v)[j]; }
   static ONEPASS_INLINE void clear(Vector (&v)[4]) {
@@ -46,65 +49,189 @@ struct LossForward : LossRows<T> {
   struct State {
     Vector m[4], reference[4];
     Sums l, moment, spread;
-    State() {
-      clear(m), clear(reference);
-      for (Sums* sums : {&l, &moment, &spread}) clear(sums->sum), clear(sums->error);
-    }
   };
+  void clear(State& s) const {
+    std::fill_n(s.m, 4, broadcast_as(-kInf<A>));
+    clear(s.l.sum), clear(s.l.error), clear(s.reference);
+    if (p.has_entropy) clear(s.moment.sum), clear(s.moment.error);
+    if (has_spread()) clear(s.spread.sum), clear(s.spread.error);
+  }
   struct Tile {
+    int64_t row, rows, row_stride, step;  // rows that are neighbours, and begin at x; and from class to class
     const T* x;
-    int64_t step, lane;                // in x, between steps and between lanes
-    int64_t weight_step, weight_lane;  // in the weights
-    int64_t steps, full, count;        // the first `full` steps have all lanes, the others the first `count`
-    int64_t row, rows, row_stride;     // the rows that begin at x
-    int64_t ahead;                     // from an element to the one that is fetched meanwhile
-    Vector factor[4];
+    Vector factor[4];  // of the rows
   };
+  // What the vectors of a step are.
+  enum class Kind { columns, parts, rows };
+  struct Steps {
+    Kind kind;
+    int64_t vectors;
+    const T* x[kLanesOfTile];                         // where each begins
+    int64_t step, lane;                               // in x, between steps and between lanes
+    int64_t weight_step, weight_vector, weight_lane;  // in the weights
+    int64_t count, full;                              // the first `full` of the steps have all lanes
+    int64_t lanes[4];                                 // that each vector of the other steps has
+    int64_t ahead;                                    // from an element to the one that is fetched meanwhile
+    Vector factor[kLanesOfTile];
+  };
+  T* const copy = reinterpret_cast<T*>(scratch());  // of short rows
+  const bool is_unit = p.softcap == 0 && p.factor == 1 && !this->scale;
 
   // Steps -------------------------------------------------------------------------------------------------------------
 
   static int64_t lanes_of(int k, int64_t count) { return std::clamp<int64_t>(count - k * L, 0, L); }
-  // Four vectors, or their first `count` lanes. The other lanes are 0.
-  template <class From, class... Count>
-  static ONEPASS_INLINE void load(const From* from, int64_t lane, Vector (&v)[4], Count... count) {
-    if constexpr (sizeof...(count) == 0) {
-      load_operand<A>(from, lane, v);
-    } else {
-      for (int k = 0; k < 4; ++k) {
-        const int64_t lanes = lanes_of(k, (count + ...));
-        Vector one[1] = {};
-        if (lanes == L) load_operand<A>(from + k * L * lane, lane, one);
-        if (lanes > 0 && lanes < L) load_operand<A>(from + k * L * lane, lane, one, lanes);
-        v[k] = one[0];
+  // The first lanes of a vector. The other lanes are 0.
+  template <class From>
+  static Vector load_part(const From* from, int64_t lane, int64_t lanes) {
+    Vector one[1] = {};
+    if (lanes == L) load_operand<A>(from, lane, one);
+    if (lanes > 0 && lanes < L) load_operand<A>(from, lane, one, lanes);
+    return one[0];
+  }
+  // What a pass over steps does: all at once, or in two.
+  enum class Pass { whole, maxima, exps, moments };
+  // The maxima of scores and of `top`, the sums of exponentials relative to `base`, and of these times scores less it.
+  // `whole`: relative to the power of two near that of `base`. kUnit: the lanes lie side by side, and elements are
+  // scores.
+  template <Pass kPass, bool kUnit>
+  __attribute__((noinline)) void pass_over(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* top,
+                                           Vector* sums, Vector* moments) const {
+    constexpr int K = 2;  // vectors at a time: more would not fit the registers
+    constexpr bool has_maxima = kPass == Pass::whole || kPass == Pass::maxima, has_exps = kPass != Pass::maxima;
+    const int64_t lane = kUnit ? 1 : t.lane, step = t.step, full = std::min(last, t.full);
+    for (int64_t r = 0; r < t.vectors; r += K) {
+      const T *const *const x = t.x + r, *const x0 = x[0], *const x1 = x[1];
+      Vector factor[K], most[K], sum[K], moment[K], b[K];
+      ExpBase bases[K];
+#pragma GCC unroll 2
+      for (int k = 0; k < K; ++k) {
+        factor[k] = t.factor[r + k], sum[k] = moment[k] = Vector{};
+        if constexpr (has_maxima) most[k] = top[r + k];
+        if constexpr (kPass == Pass::whole) bases[k] = power_near(base[r + k]);
+        if constexpr (kPass == Pass::exps || kPass == Pass::moments) b[k] = base[r + k];
+      }
+      const auto add = [&](int64_t at, Vector(&v)[K], auto... partial) __attribute__((always_inline)) {
+        if constexpr (has_exps) __builtin_prefetch(x0 + at + t.ahead), __builtin_prefetch(x1 + at + t.ahead);
+#pragma GCC unroll 2
+        for (int k = 0; k < K && !kUnit; ++k) v[k] *= factor[k];
+        if constexpr (!kUnit) this->cap(v);
+#pragma GCC unroll 2
+        for (int k = 0; k < K; ++k) {
+          if constexpr (sizeof...(partial)) v[k] = keep_lanes(v[k], t.lanes[(r + k) % 4], -kInf<A>);
+          if constexpr (has_maxima) most[k] = max_as(v[k], most[k]);
+        }
+        if constexpr (!has_exps) return;
+        Vector e[K];
+#pragma GCC unroll 2
+        for (int k = 0; k < K; ++k) e[k] = v[k] = kPass == Pass::whole ? v[k] : v[k] - b[k];
+        if constexpr (kPass == Pass::whole) {
+          Base::Exp::apply(e, bases);
+        } else {
+          this->exp_of(e);
+        }
+#pragma GCC unroll 2
+        for (int k = 0; k < K; ++k) {
+          sum[k] += e[k];
+          if constexpr (kPass == Pass::moments) moment[k] += e[k] == A(0) ? Vector{} : e[k] * v[k];
+        }
+      };
+      const auto load = [=](const T* from) __attribute__((always_inline)) {
+        Vector one[1];
+        load_operand<A>(from, lane, one);
+        return one[0];
+      };
+      int64_t i = first, at = first * step;
+      for (; i < full; ++i, at += step) {
+        Vector v[K] = {load(x0 + at), load(x1 + at)};
+        add(at, v);
+      }
+      for (; i < last; ++i, at += step) {
+        Vector v[K];
+        for (int k = 0; k < K; ++k) v[k] = load_part(x[k] + at, lane, t.lanes[(r + k) % 4]);
+        add(at, v, true);
+      }
+#pragma GCC unroll 2
+      for (int k = 0; k < K; ++k) {
+        if constexpr (has_maxima) top[r + k] = most[k];
+        if constexpr (has_exps) sums[r + k] = sum[k];
+        if constexpr (kPass == Pass::moments) moments[r + k] = moment[k];
       }
     }
   }
-  template <class... Count>
-  ONEPASS_INLINE void load_scores(const Tile& t, int64_t step, int64_t lane, Vector (&v)[4], Count... count) const {
-    load(t.x + step * t.step, kPlain ? 1 : lane, v, count...);
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) v[k] *= t.factor[k];
-    if constexpr (!kPlain) this->cap(v);
+  template <Pass kPass>
+  void pass(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* top, Vector* sums,
+            Vector* moments = nullptr) const {
+    t.lane == 1 && is_unit ? pass_over<kPass, true>(t, first, last, base, top, sums, moments)
+                           : pass_over<kPass, false>(t, first, last, base, top, sums, moments);
   }
-  // Calls body(step, scores), or body(step, scores, count) where the lanes behind those of the tile are -inf.
-  template <class Body>
-  ONEPASS_INLINE void for_each_step(const Tile& t, int64_t first, int64_t last, Body body) const {
-    Vector v[4];
-    int64_t step = first;
-    for (; step < std::min(last, t.full); ++step) load_scores(t, step, t.lane, v), body(step, v);
-    for (; step < last; ++step) {
-      load_scores(t, step, t.lane, v, t.count);
-      for (int k = 0; k < 4; ++k) v[k] = keep_lanes(v[k], lanes_of(k, t.count), -kInf<A>);
-      body(step, v, t.count);
+  void add_exps(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* sums, Vector* moments) const {
+    p.has_entropy ? pass<Pass::moments>(t, first, last, base, nullptr, sums, moments)
+                  : pass<Pass::exps>(t, first, last, base, nullptr, sums);
+  }
+  // Whether one pass may do: of floats, where products are not rounded.
+  static constexpr bool kWhole = std::is_same_v<A, float> && !ExpBase::kSubtractsMax;
+  static ONEPASS_INLINE ExpBase power_near(Vec m) {
+    const Vec exponent = (m * kLog2e + kRound) - kRound;
+    return {Vec{}, (exponent - 127.0f) * kLn2, (kRound + 127) - exponent};
+  }
+  // Makes sums that are relative to `base` relative to m, but for lanes where they are not good, which become those of
+  // `others()`. `count`: the lanes that have a row.
+  template <class Others>
+  static void relate(const Vector (&m)[4], const Vector (&base)[4], int64_t count, Sums& sums, Others others) {
+    Vector far[4], any = {};
+    for (int k = 0; k < 4; ++k) {
+      const int64_t lanes = lanes_of(k, count);
+      const Vector above = keep_lanes(m[k] - base[k], lanes, A(0));
+      far[k] = (above <= A(64)) & (above >= A(-20)) ? Vector{} : broadcast_as(A(1));
+      any = max_as(far[k], any);
+      if constexpr (kWhole) {
+        Vector one[1] = {keep_lanes(m[k], lanes, 0)};
+        Base::Exp::apply(one, power_near(base[k]));
+        const Vector inverted = inverse(one[0]), high = sums.sum[k] * inverted;
+        sums.error[k] = (fmadd(-high, one[0], sums.sum[k]) + sums.error[k]) * inverted, sums.sum[k] = high;
+      }
+    }
+    if (largest_of(any) == A(0)) return;
+    const Sums right = others();
+    for (int k = 0; k < 4; ++k) {
+      sums.sum[k] = far[k] != A(0) ? right.sum[k] : sums.sum[k];
+      sums.error[k] = far[k] != A(0) ? right.error[k] : sums.error[k];
     }
   }
-
+  // The sums of scores less their references, times weights.
+  void sum_spread(const Steps& t, int64_t first, int64_t last, const Vector* reference, Vector* spread) const {
+    for (int64_t r = 0; r < t.vectors; ++r) {
+      spread[r] = Vector{};
+      for (int64_t step = first; step < last; ++step) {
+        const int64_t lanes = step < t.full ? L : t.lanes[r % 4];
+        Vector v[1] = {load_part(t.x[r] + step * t.step, t.lane, lanes) * t.factor[r]};
+        this->cap(v);
+        v[0] -= reference[r];
+        if (weight) v[0] *= load_part(weight + step * t.weight_step + r * t.weight_vector, t.weight_lane, lanes);
+        spread[r] += keep_lanes(v[0], lanes, A(0));
+      }
+    }
+  }
+  // The score of class 0 in each lane, but not that of a class that is masked out by a large number.
+  void get_references(const Steps& t, Vector* reference) const {
+    for (int64_t r = 0; r < t.vectors; ++r) {
+      Vector v[1];
+      if (t.kind == Kind::columns) {
+        v[0] = load_part(t.x[r], t.lane, t.full > 0 ? L : t.lanes[r]);
+      } else {
+        v[0] = broadcast_as(A(to_acc(t.x[t.kind == Kind::parts ? 0 : r][0])));
+      }
+      v[0] *= t.factor[r];
+      this->cap(v);
+      reference[r] = (v[0] < A(3e4)) & (v[0] > A(-3e4)) ? v[0] : Vector{};
+    }
+  }
   // Relates the sums to another finite maximum.
   ONEPASS_INLINE void rescale(State& s, const Vector (&base)[4]) const {
     Vector scale[4], shift[4];
     for (int k = 0; k < 4; ++k) shift[k] = scale[k] = s.m[k] - base[k];
     this->exp_of(scale);
-    for (int k = 0; has_entropy() && k < 4; ++k) {
+    for (int k = 0; p.has_entropy && k < 4; ++k) {
       const Vector moved = s.l.sum[k] == A(0) ? Vector{} : shift[k] * s.l.sum[k];
       // What vanishes may have a moment beyond the largest number.
       const Vector moment = scale[k] == A(0) ? Vector{} : (s.moment.sum[k] + moved) * scale[k];
@@ -112,89 +239,97 @@ struct LossForward : LossRows<T> {
     }
     for (int k = 0; k < 4; ++k) s.l.sum[k] *= scale[k], s.l.error[k] *= scale[k];
   }
-  ONEPASS_INLINE void add_block(const Tile& t, int64_t first, int64_t last, State& s) const {
-    Vector top[4], base[4], sum[4], moment[4], spread[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) top[k] = s.m[k], sum[k] = moment[k] = spread[k] = Vector{};
-    for_each_step(t, first, last, [&](int64_t, const Vector(&v)[4], auto...) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) top[k] = max_as(v[k], top[k]);
-    });
-    for (int k = 0; k < 4; ++k) base[k] = finite_or<A>(top[k], Vector{});
-    if (first > 0) rescale(s, base);
-    for (int k = 0; k < 4; ++k) s.m[k] = top[k];
-    for_each_step(t, first, last, [&](int64_t step, Vector(&v)[4], auto... count) __attribute__((always_inline)) {
-      if (has_spread()) add_spread(t, step, v, s.reference, spread, count...);
-      const char* const ahead = reinterpret_cast<const char*>(t.x + step * t.step + t.ahead);
-      for (int64_t line = 0; line < 4 * L * int64_t(sizeof(T)); line += kLine) __builtin_prefetch(ahead + line);
-      Vector e[4];
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) v[k] -= base[k], e[k] = v[k];
-      this->exp_of(e);
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; ++k) sum[k] += e[k];
-      if (!has_entropy()) return;
-      for (int k = 0; k < 4; ++k) moment[k] += e[k] == A(0) ? Vector{} : e[k] * v[k];
-    });
-    s.l.add(sum);
-    if (has_entropy()) s.moment.add(moment);
-    if (has_spread()) s.spread.add(spread);
+  // Calls work(first, last) for blocks of steps.
+  template <class Work>
+  static void for_each_block(const Steps& t, Work work) {
+    for (int64_t first = 0; first < t.count; first += kBlockSteps) work(first, std::min(first + kBlockSteps, t.count));
   }
-  template <class... Count>
-  ONEPASS_INLINE void add_spread(const Tile& t, int64_t step, const Vector (&v)[4], const Vector (&reference)[4],
-                                 Vector (&spread)[4], Count... count) const {
-    Vector w[4];
-    if (weight) load(weight + step * t.weight_step, t.weight_lane, w, count...);
-    for (int k = 0; k < 4; ++k) {
-      Vector term = v[k] - reference[k];
-      if (weight) term *= w[k];
-      if constexpr (sizeof...(count)) term = keep_lanes(term, lanes_of(k, (count + ...)), A(0));
-      spread[k] += term;
-    }
+  static void share_maxima(const Steps& t, Vector (&m)[4]) {
+    if (t.kind == Kind::columns) return;
+    std::fill_n(m, 4, broadcast_as(largest_of(max_as(max_as(m[0], m[1]), max_as(m[2], m[3])))));
   }
-  void reduce(const Tile& t, State& s) const {
-    for (Vector& m : s.m) m = broadcast_as(-kInf<A>);
-    if (has_spread()) {
-      load_scores(t, 0, t.row_stride, s.reference, t.rows);
-      // Not that of a class that is masked out by a large number.
-      for (Vector& r : s.reference) r = (r < A(3e4)) & (r > A(-3e4)) ? r : Vector{};
-      if (t.rows == 1) std::fill_n(s.reference, 4, broadcast_as(s.reference[0][0]));
-    }
-    for (int64_t first = 0; first < t.steps; first += kBlockSteps) {
-      add_block(t, first, std::min(first + kBlockSteps, t.steps), s);
-    }
+  // The maxima, the sums of exponentials and their moments, block by block.
+  void reduce_blocks(const Steps& t, State& s) const {
+    for_each_block(t, [&](int64_t first, int64_t last) {
+      Vector top[4], base[4], sums[4], moments[4];
+      clear(sums), clear(moments);
+      for (int k = 0; k < 4; ++k) top[k] = s.m[k];
+      pass<Pass::maxima>(t, first, last, nullptr, top, nullptr);
+      share_maxima(t, top);
+      for (int k = 0; k < 4; ++k) base[k] = finite_or<A>(top[k], Vector{});
+      if (first > 0) rescale(s, base);
+      for (int k = 0; k < 4; ++k) s.m[k] = top[k];
+      add_exps(t, first, last, base, sums, moments);
+      s.l.add(sums);
+      if (p.has_entropy) s.moment.add(moments);
+    });
+  }
+  // Rows of any number of steps: neighbours, or parts of one row. `rows`: the lanes that have a row.
+  void reduce(const Steps& t, int64_t rows, State& s) const {
+    get_references(t, s.reference);
+    for_each_block(t, [&](int64_t first, int64_t last) {
+      Vector sums[4];
+      clear(sums);
+      if (has_spread()) sum_spread(t, first, last, s.reference, sums), s.spread.add(sums);
+      if constexpr (kWhole) {
+        if (!p.has_entropy) pass<Pass::whole>(t, first, last, s.reference, s.m, sums), s.l.add(sums);
+      }
+    });
+    if (!kWhole || p.has_entropy) return reduce_blocks(t, s);
+    share_maxima(t, s.m);
+    relate(s.m, s.reference, rows, s.l, [&] {
+      State other;
+      clear(other);
+      reduce_blocks(t, other);
+      return other.l;
+    });
   }
 
   // Rows --------------------------------------------------------------------------------------------------------------
 
-  static double total_of(Vector sum, Vector error) {
-    if constexpr (std::is_same_v<A, float>) return reduce_sum(to_double(sum) + to_double(error));
-    double total = 0;
-    for (int j = 0; j < L; ++j) total += sum[j] + error[j];
-    return total;
-  }
   static A largest_of(Vector v) {
     if constexpr (std::is_same_v<A, float>) return reduce_max(v);
     A most = v[0];
     for (int j = 1; j < L; ++j) most = std::max<A>(most, v[j]);
     return most;
   }
-  // The sum of all lanes becomes that of a lane.
-  static void merge_sums(const Sums& sums, Sums& to, int64_t row) {
-    Vector sum = sums.sum[0], error = (sums.error[0] + sums.error[1]) + (sums.error[2] + sums.error[3]);
-    for (int k = 1; k < 4; ++k) add_compensated(sum, error, sums.sum[k]);
-    const double total = total_of(sum, sum - sum == Vector{} ? error : Vector{});
-    lane(to.sum, row) = A(total), lane(to.error, row) = std::isfinite(total) ? A(total - double(A(total))) : A(0);
+  static Vector largest_of_each(const Vector* rows) {
+    Vector each;
+    if constexpr (std::is_same_v<A, float>) {
+      Vector v[L];
+#pragma GCC unroll 16
+      for (int j = 0; j < L; ++j) v[j] = rows[j];
+      return transpose_reduce(v, max);
+    }
+    for (int j = 0; j < L; ++j) each[j] = largest_of(rows[j]);
+    return each;
   }
-  // The state of a row whose parts are the lanes of s becomes that of a lane.
-  void merge_lanes(State& s, State& to, int64_t row) const {
-    const A top = largest_of(max_as(max_as(s.m[0], s.m[1]), max_as(s.m[2], s.m[3])));
-    const Vector shared = broadcast_as(finite_or_zero(top));
-    rescale(s, {shared, shared, shared, shared});
-    lane(to.m, row) = top, lane(to.reference, row) = s.reference[0][0];
-    merge_sums(s.l, to.l, row);
-    if (has_entropy()) merge_sums(s.moment, to.moment, row);
-    if (has_spread()) merge_sums(s.spread, to.spread, row);
+  // The sum of the lanes of each row becomes that of a lane.
+  static void merge_lanes(const Vector* rows, int64_t count, Sums& to) {
+    for (int64_t k = 0; k * L < count; ++k, rows += L) {
+      if constexpr (std::is_same_v<A, float>) {
+        Vector sums[L], errors[L];
+#pragma GCC unroll 16
+        for (int j = 0; j < L; ++j) sums[j] = rows[j], errors[j] = Vector{};
+        const CompensatedVec total = transpose_sum(sums, errors);
+        to.sum[k] = total.sum, to.error[k] = total.error;
+      } else {
+        for (int j = 0; j < L; ++j) {
+          Compensated total;
+          for (int i = 0; i < L; ++i) total.add(rows[j][i]);
+          to.sum[k][j] = total.sum, to.error[k][j] = total.error;
+        }
+      }
+    }
+  }
+  // The sum of the parts of a row becomes that of a lane.
+  static void merge_parts(const Sums& parts, Sums& to, int64_t row) {
+    Vector sum = parts.sum[0], error = (parts.error[0] + parts.error[1]) + (parts.error[2] + parts.error[3]);
+    for (int k = 1; k < 4; ++k) add_compensated(sum, error, parts.sum[k]);
+    Compensated total;
+    for (int j = 0; j < L; ++j) total.add(sum[j]), total.error += error[j];
+    const double whole = total.value();
+    lane(to.sum, row) = A(whole), lane(to.error, row) = std::isfinite(whole) ? A(whole - double(A(whole))) : A(0);
   }
   // Writes make(k), vectors of a number per row.
   template <class To, class Make>
@@ -213,7 +348,7 @@ struct LossForward : LossRows<T> {
   void picks_of(const Tile& t, const State& s, const Vector* log_l, int64_t pick, Vector (&picks)[4]) const {
     clear(picks);
     const int64_t* const index = p.index + t.row * p.picks + pick;
-    const int64_t each = p.picks, step = p.x_step;
+    const int64_t each = p.picks, step = t.step;
     const int64_t ignored = p.is_cross ? p.ignore_index : -1;  // otherwise none is
     const T* x = t.x;
     for (int64_t j = 0; j < t.rows; ++j, x += t.row_stride) {
@@ -221,7 +356,7 @@ struct LossForward : LossRows<T> {
       lane(picks, j) = to_acc(x[at == ignored ? 0 : at * step]);
     }
     for (int k = 0; k < 4; ++k) picks[k] *= t.factor[k];
-    if constexpr (!kPlain) this->cap(picks);
+    this->cap(picks);
     for (int k = 0; k * L < t.rows; ++k) picks[k] = log_l[k] - (picks[k] - s.m[k]);
   }
   Vector spread_of(const State& s, const Vector* log_l, int k) const {
@@ -269,47 +404,104 @@ struct LossForward : LossRows<T> {
     write(static_cast<T*>(p.result) + t.row, t.rows, loss);
   }
 
+  const T* x_of(int64_t row) const { return static_cast<const T*>(p.x) + this->offset_of(row, p.x_strides); }
   Tile tile_of(int64_t row, int64_t rows) const {
-    Tile t = {};
-    t.x = static_cast<const T*>(p.x) + this->offset_of(row, p.x_strides);
-    t.row = row, t.rows = rows, t.row_stride = this->last_stride(p.x_strides);
+    Tile t;
+    t.x = x_of(row);
+    t.row = row, t.rows = rows, t.row_stride = this->last_stride(p.x_strides), t.step = p.x_step;
     std::fill_n(t.factor, 4, broadcast_as(this->factor_of(row)));
     for (int64_t j = 1; this->scale && j < rows; ++j) lane(t.factor, j) = this->factor_of(row + j);
     return t;
   }
   // The rows of a tile, one per lane.
   void reduce_columns(const Tile& rows, State& s) const {
-    Tile t = rows;
-    t.step = p.x_step, t.lane = t.row_stride, t.weight_step = 1, t.ahead = kLanesOfTile;
-    t.steps = p.n, t.count = t.rows, t.full = t.count == kLanesOfTile ? t.steps : 0;
-    if (t.lane != 1 && p.n <= kShortRow) {
-      T* const copy = reinterpret_cast<T*>(scratch());
-      this->copy_rows(t.x, t.lane, t.step, copy, 1, kLanesOfTile, t.rows, p.n);
-      t.x = copy, t.step = kLanesOfTile, t.lane = t.row_stride = 1;
+    Steps t;
+    t.kind = Kind::columns, t.vectors = 4, t.step = rows.step, t.lane = rows.row_stride;
+    t.weight_step = 1, t.weight_vector = t.weight_lane = 0;
+    t.count = p.n, t.full = rows.rows == kLanesOfTile ? t.count : 0, t.ahead = kLanesOfTile;
+    for (int k = 0; k < 4; ++k) {
+      t.x[k] = rows.x + k * L * t.lane, t.lanes[k] = lanes_of(k, rows.rows), t.factor[k] = rows.factor[k];
     }
-    reduce(t, s);
+    reduce(t, rows.rows, s);
+  }
+  Steps steps_of(Kind kind) const {
+    const int64_t classes = kind == Kind::parts ? 2 * L : L;
+    Steps t;
+    t.kind = kind, t.vectors = 2, t.step = classes * p.x_step, t.lane = p.x_step;
+    t.weight_step = classes, t.weight_vector = kind == Kind::parts ? L : 0, t.weight_lane = 1;
+    t.full = p.n / classes, t.count = ceil_div(p.n, classes);
+    for (int k = 0; k < 4; ++k) t.lanes[k] = kind == Kind::parts ? lanes_of(k, p.n % classes) : p.n % classes;
+    return t;
   }
   // One row after another.
-  void reduce_rows(const Tile& rows, State& s) const {
+  void reduce_long_rows(const Tile& rows, State& s) const {
+    Steps t = steps_of(Kind::parts);
+    t.ahead = kFetched * p.x_step;
     for (int64_t j = 0; j < rows.rows; ++j) {
-      Tile t = rows;
+      for (int k = 0; k < 2; ++k) {
+        t.x[k] = rows.x + j * rows.row_stride + k * L * p.x_step;
+        t.factor[k] = broadcast_as(reinterpret_cast<const A*>(rows.factor)[j]);
+      }
       State parts;
-      t.x += j * t.row_stride, t.row += j, t.rows = 1;
-      std::fill_n(t.factor, 4, broadcast_as(lane(t.factor, j)));
-      t.step = kLanesOfTile * p.x_step, t.lane = p.x_step, t.weight_step = kLanesOfTile, t.weight_lane = 1;
-      t.full = p.n / kLanesOfTile, t.steps = ceil_div(p.n, kLanesOfTile), t.count = p.n % kLanesOfTile;
-      t.ahead = kBlockSteps * t.step;
-      reduce(t, parts);
-      merge_lanes(parts, s, j);
+      clear(parts);
+      reduce(t, 2 * L, parts);
+      lane(s.m, j) = parts.m[0][0], lane(s.reference, j) = parts.reference[0][0];
+      merge_parts(parts.l, s.l, j);
+      if (p.has_entropy) merge_parts(parts.moment, s.moment, j);
+      if (has_spread()) merge_parts(parts.spread, s.spread, j);
     }
+  }
+  // All rows together. In place of rows that there are not the first one is read.
+  void reduce_rows(const Tile& rows, State& s) const {
+    Steps t = steps_of(Kind::rows);
+    t.vectors = up_to(up_to(rows.rows, L), 2);
+    const int64_t count = t.vectors;
+    t.ahead = ceil_div(kFetched, count * p.n) * count * rows.row_stride;
+    Vector tops[kLanesOfTile], bases[kLanesOfTile], sums[kLanesOfTile], moments[kLanesOfTile];
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t row = j < rows.rows ? j : 0;
+      t.x[j] = rows.x + row * rows.row_stride;
+      t.factor[j] = broadcast_as(reinterpret_cast<const A*>(rows.factor)[row]), tops[j] = broadcast_as(-kInf<A>);
+    }
+    get_references(t, bases);
+    for (int64_t j = 0; j < count; ++j) lane(s.reference, j) = bases[j][0];
+    if (has_spread()) sum_spread(t, 0, t.count, bases, sums), merge_lanes(sums, count, s.spread);
+    const bool at_once = kWhole && !p.has_entropy;
+    if constexpr (kWhole) {
+      if (at_once) pass<Pass::whole>(t, 0, t.count, bases, tops, sums), merge_lanes(sums, count, s.l);
+    }
+    if (!at_once) pass<Pass::maxima>(t, 0, t.count, nullptr, tops, nullptr);
+    for (int64_t j = 0; j < count; j += L) s.m[j / L] = largest_of_each(tops + j);
+    const auto relative_to_maxima = [&] {
+      Sums of;
+      clear(of.sum), clear(of.error);
+      for (int64_t j = 0; j < count; ++j) bases[j] = broadcast_as(finite_or_zero(lane(s.m, j)));
+      add_exps(t, 0, t.count, bases, sums, moments);
+      merge_lanes(sums, count, of);
+      return of;
+    };
+    if (at_once) return relate(s.m, s.reference, count, s.l, relative_to_maxima);
+    s.l = relative_to_maxima();
+    if (p.has_entropy) merge_lanes(moments, count, s.moment);
   }
   void run(int64_t begin, int64_t end) const {
     for (int64_t item = begin; item < end; ++item) {
       const auto rows = this->tile(item);
-      const Tile t = tile_of(rows.row, rows.count);
-      State s;
-      plan.in_columns ? reduce_columns(t, s) : reduce_rows(t, s);
-      write_rows(t, s);
+      const int64_t stride = this->last_stride(p.x_strides);
+      const bool copies = plan.in_columns && stride != 1 && p.n <= kShortRow;
+      if (copies) this->copy_rows(x_of(rows.row), stride, p.x_step, copy, 1, plan.width, rows.count, p.n);
+      for (int64_t j = 0; j < rows.count; j += kLanesOfTile) {
+        Tile t = tile_of(rows.row + j, std::min(kLanesOfTile, rows.count - j));
+        if (copies) t.x = copy + j, t.row_stride = 1, t.step = plan.width;
+        State s;
+        clear(s);
+        if (plan.in_columns) {
+          reduce_columns(t, s);
+        } else {
+          p.n <= kRowSteps* L ? reduce_rows(t, s) : reduce_long_rows(t, s);
+        }
+        write_rows(t, s);
+      }
     }
   }
 };
@@ -344,14 +536,16 @@ LossPlan plan_loss(const LossProblem& p) {
   const int64_t L = int64_t(sizeof(Vec)) / size_of(p.accumulator()), size = p.dims ? p.sizes[p.dims - 1] : 1;
   const int64_t stride = p.dims ? p.x_strides[p.dims - 1] : 0, bytes = p.rows * p.n * size_of(p.type);
   LossPlan plan;
-  const bool is_short = p.n <= (p.is_backward() ? short_grad_row(size_of(p.type)) : kShortRow);
+  const bool is_short = p.n <= (p.is_backward() ? short_grad_row(size_of(p.type))
+                                : p.x_step == 1 ? 2 * L - 1
+                                                : kShortRow);
   plan.in_columns = is_short || (p.x_step != 1 && stride == 1);
   if (batch_invariant()) {
     plan.in_columns = is_short || p.x_step != 1;
   } else if (size < L) {
     plan.in_columns = false;
   }
-  const int64_t most = p.is_backward() ? kLossColumns : 4 * L;
+  const int64_t most = p.is_backward() || plan.in_columns ? kLossColumns : 4 * L;
   if (!plan.in_columns && p.is_backward() && p.n > kLossChunk) {
     plan.per_dim = ceil_div(p.n, kLossChunk), plan.work_items = p.rows * plan.per_dim;
   } else {
@@ -359,8 +553,8 @@ LossPlan plan_loss(const LossProblem& p) {
     plan.per_dim = ceil_div(size, plan.width), plan.work_items = p.rows / size * plan.per_dim;
   }
   plan.grain_size = std::max<int64_t>(1, kCpuGrain / ceil_div(p.rows * p.n, plan.work_items));
-  plan.is_plain = (plan.in_columns ? stride == 1 || is_short : p.x_step == 1) && p.softcap == 0 && !p.has_entropy &&
-                  !p.has_spread && (p.smoothing == 0 || (p.is_backward() && !p.weight));
+  plan.is_plain = (plan.in_columns ? stride == 1 || is_short : p.x_step == 1) && p.softcap == 0 && !p.scale &&
+                  !p.has_entropy && !p.has_spread && (p.smoothing == 0 || (p.is_backward() && !p.weight));
   plan.streaming = kHasStreamingStores && p.is_backward() && p.dx != p.x && bytes >= kStreamingBytes &&
                    is_in_lines(p, plan.in_columns);
   return plan;
@@ -370,7 +564,7 @@ void run_loss(const LossProblem& p, const LossPlan& plan, int64_t begin, int64_t
   if (p.is_backward()) return run_loss_backward(p, plan, begin, end);
   dispatch_type(p.type, [&](auto type) {
     using T = TypeOf<decltype(type)>;
-    plan.is_plain ? LossForward<T, true>(p, plan).run(begin, end) : LossForward<T, false>(p, plan).run(begin, end);
+    LossForward<T>(p, plan).run(begin, end);
   });
 }
 

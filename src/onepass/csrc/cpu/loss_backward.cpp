@@ -140,21 +140,15 @@ struct LossBackward : LossRows<T> {
     const bool has_weights = !kPlain && weight, has_picks = p.picks > 0, ignores = kColumns && of.ignores;
     const int64_t lane = kPlain ? 1 : x_lane;
     const Base base = *this;
-    store<kPaired>(dx, count, [=, &of](int64_t i, auto& v, auto... part) __attribute__((always_inline)) {
+    // Of the vectors from element i on: more than two at a time would not fit the registers.
+    const auto make = [=, &of](int64_t i, auto& v, auto... part) __attribute__((always_inline)) {
       constexpr int K = int(sizeof(v) / sizeof(Vector));
       const auto get = [=](const A* each, A one, Vector(&to)[K]) __attribute__((always_inline)) {
         kColumns ? load_operand<A>(each + i, 1, to, part...) : load_operand<A>(&one, 0, to, part...);
       };
-      const char* const next = reinterpret_cast<const char*>(x + i * lane + ahead);
-      for (int64_t line = 0; line < K * L * int64_t(sizeof(T)); line += kLine) __builtin_prefetch(next + line);
       Vector log_p[K], slope[K], n[K];
-      if constexpr (kPaired) {
-        load_vectors<true>(x + i, v, part...);
-      } else {
-        load_operand<A>(x + i * lane, lane, v, part...);
-      }
-      get(of.factor, row_factor, n);
-      for (int k = 0; k < K; ++k) slope[k] = v[k] *= n[k];
+      if (!kPlain) get(of.factor, row_factor, n);
+      for (int k = 0; k < K; ++k) slope[k] = v[k] *= kPlain ? broadcast_as(row_factor) : n[k];
       if (caps) base.cap(v);
       get(of.m, row_m, n);
       for (int k = 0; k < K; ++k) v[k] -= n[k];
@@ -187,6 +181,23 @@ struct LossBackward : LossRows<T> {
       if (!ignores) return;
       load_operand<A>(of.counts + i, 1, n, part...);
       for (int k = 0; k < K; ++k) v[k] = n[k] != A(0) ? v[k] : Vector{};
+    };
+    store<kPaired>(dx, count, [=](int64_t i, auto& v, auto... part) __attribute__((always_inline)) {
+      constexpr int K = int(sizeof(v) / sizeof(Vector)), kTwo = K < 2 ? 1 : 2;
+      const char* const next = reinterpret_cast<const char*>(x + i * lane + ahead);
+      for (int64_t line = 0; line < K * L * int64_t(sizeof(T)); line += kLine) __builtin_prefetch(next + line);
+#pragma GCC unroll 2
+      for (int k = 0; k < K; k += kTwo) {
+        Vector two[kTwo];
+        if constexpr (kPaired) {
+          load_vectors<true>(x + i + k * L, two, part...);
+        } else {
+          load_operand<A>(x + (i + k * L) * lane, lane, two, part...);
+        }
+        make(i + k * L, two, part...);
+#pragma GCC unroll 2
+        for (int j = 0; j < kTwo; ++j) v[k + j] = two[j];
+      }
     });
   }
 
@@ -219,13 +230,12 @@ struct LossBackward : LossRows<T> {
       lay_picks(row, count, first, last, width, true, numbers.pick, numbers.factor);
     }
   }
-  // Whether pairs of bfloat16 stay deinterleaved, which takes fewer steps: no NaN comes from the input, and streaming
-  // stores write whole lines.
+  // Pairs of bfloat16 stay deinterleaved where no NaN comes from the input, which takes fewer steps.
   static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kPlain && !kColumns;
-  bool stays_in_pairs(const T* dx, int64_t count, const Numbers& of, int64_t j) const {
-    const bool in_lines = uintptr_t(dx) % kLine == 0 && count * int64_t(sizeof(T)) % kLine == 0;
-    const bool are_finite = std::isfinite(of.log_l[j]) && std::isfinite(of.a[j]) && std::isfinite(of.d[j]);
-    return kPairs && dx_lane == 1 && are_finite && (in_lines || !plan.streaming);
+  bool stays_in_pairs(const Numbers& of, int64_t j) const {
+    // A number that is not finite makes the sum of their differences with themselves a NaN.
+    const A none = (of.log_l[j] - of.log_l[j]) + (of.a[j] - of.a[j]) + (of.d[j] - of.d[j]);
+    return kPairs && dx_lane == 1 && none == A(0);
   }
   // The classes [first, last) of a row, whose numbers are those of row j of `numbers`.
   void classes(int64_t row, int64_t first, int64_t last, const T* x, T* dx, const Numbers& numbers, int64_t j) const {
@@ -235,15 +245,26 @@ struct LossBackward : LossRows<T> {
         for (Vector& each : v) each = Vector{};
       });
     }
-    const int64_t paired = stays_in_pairs(dx, count, numbers, j) ? count / kUnroll * kUnroll : 0;
-    const A *const pick = numbers.pick + j, *const factor = numbers.factor + j;
-    lay_picks(row, 1, first, last, 1, false, pick, factor, paired);
-    if (kPairs && paired) {
-      gradients<kPairs>(x, dx, count, numbers, j, nullptr, picks, kFetched);
-    } else {
-      gradients(x, dx, count, numbers, j, weight_at(first), picks, kFetched * p.x_step);
+    // What stays in pairs, between the others. Streaming stores write whole lines.
+    int64_t ends[] = {count, count, count};
+    if (stays_in_pairs(numbers, j)) {
+      ends[0] = plan.streaming ? std::min(count, int64_t(-uintptr_t(dx) % kLine / sizeof(T))) : 0;
+      ends[1] = ends[0] + (count - ends[0]) / kUnroll * kUnroll;
     }
-    lay_picks(row, 1, first, last, 1, true, pick, factor, paired);
+    const A *const pick = numbers.pick + j, *const factor = numbers.factor + j;
+    int64_t from = 0;
+    for (int part = 0; part < 3; from = ends[part++]) {
+      const int64_t to = ends[part], paired = part == 1 ? to - from : 0;
+      if (from == to) continue;
+      lay_picks(row, 1, first + from, first + to, 1, false, pick, factor, paired);
+      if (kPairs && paired) {
+        gradients<kPairs>(x + from, dx + from, paired, numbers, j, nullptr, picks, kFetched);
+      } else {
+        gradients(x + from * p.x_step, dx + from * dx_lane, to - from, numbers, j, weight_at(first + from), picks,
+                  kFetched * p.x_step);
+      }
+      lay_picks(row, 1, first + from, first + to, 1, true, pick, factor, paired);
+    }
   }
   void rows(int64_t item, Numbers& numbers) const {
     const auto [row, count] = this->tile(item);

@@ -20,6 +20,7 @@ template <class T>
 struct LossRows {
   using A = Acc<T>;
   using Vector = V<A>;
+  using Exp = std::conditional_t<std::is_same_v<T, float>, ExpFloat, ExpHalf<4>>;  // of floats
   static constexpr int L = kLanes<A>;
   const LossProblem& p;
   const LossPlan& plan;
@@ -65,8 +66,10 @@ struct LossRows {
                         int64_t rows, int64_t n) {
     if (step == 1 && to_row_step == 1) return transpose(from, row_step, rows, n, to, to_step);
     if (row_step == 1 && to_step == 1) return transpose(from, step, n, rows, to, to_row_step);
-    for (int64_t c = 0; c < n; ++c) {
-      for (int64_t j = 0; j < rows; ++j) to[j * to_row_step + c * to_step] = from[j * row_step + c * step];
+    const bool are_adjacent = row_step == 1 && to_row_step == 1;
+    for (int64_t c = 0; c < n; ++c, from += step, to += to_step) {
+      if (are_adjacent) std::memcpy(static_cast<void*>(to), from, size_t(rows) * sizeof(T));
+      for (int64_t j = 0; !are_adjacent && j < rows; ++j) to[j * to_row_step] = from[j * row_step];
     }
   }
   // Copies rows of adjacent elements to columns of adjacent elements.
@@ -121,7 +124,7 @@ struct LossRows {
       ExpDouble::apply(v);
     } else {
       const ExpBase base = {{}, broadcast(-127 * kLn2), broadcast(kRound + 127)};
-      std::conditional_t<std::is_same_v<T, float>, ExpFloat, ExpHalf<4>>::apply(v, base);
+      Exp::apply(v, base);
     }
   }
 };

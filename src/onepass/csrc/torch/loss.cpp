@@ -33,10 +33,12 @@ void add_up(const LossProblem& problem, const LossResult& loss) {
   }
   for (; row < problem.rows; ++row) add(0, losses[row]);
   for (int k = 1; k < kSums; ++k) add(0, sums[k]), add(0, -lost[k]);
-  for (row = 0; row < problem.rows; ++row) {
-    const bool counts = problem.index[row] != problem.ignore_index;
-    counted += counts;
-    if (weight && counts) weights += weight[problem.index[row]];
+  const int64_t* const index = problem.index;
+  const int64_t ignored = problem.ignore_index;
+#pragma omp simd reduction(+ : counted)
+  for (row = 0; row < problem.rows; ++row) counted += index[row] != ignored;
+  for (row = 0; weight && row < problem.rows; ++row) {
+    if (index[row] != ignored) weights += weight[index[row]];
   }
   if (!weight) weights = double(counted);
   *static_cast<A*>(loss.total) = A(weights);
