@@ -432,6 +432,82 @@ def test_a_softcap_is_good_to_a_few_roundings() -> None:
     check_softcaps()
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_the_slope_of_a_softcap_is_good_to_a_quarter_of_the_rounding_of_half_types(dtype: torch.dtype) -> None:
+    x = torch.linspace(-9, 9, 40_001).to(dtype)[:, None].requires_grad_()
+    (slope,) = torch.autograd.grad(onepass.logsumexp(x, 1, softcap=1.0).sum(), x)
+    want = x.detach().double().cosh() ** -2
+    finfo = torch.finfo(dtype)
+    error = (slope.double() - want).abs()
+    assert (error <= 0.625 * (finfo.eps * want + finfo.smallest_normal * finfo.eps)).all()
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
+def test_a_softcap_of_an_element_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    near = torch.linspace(-0.9, 0.9, 320)
+    both = [torch.cat([near, torch.full((n,), 7.0)]).to(dtype)[:, None].requires_grad_() for n in (0, 1, 29)]
+    both.append(torch.stack([near, torch.full((320,), 7.0)], 1).reshape(-1, 1).to(dtype).requires_grad_())
+    y = [onepass.logsumexp(x, 1, softcap=1.0) for x in both]
+    slopes = [torch.autograd.grad(each.sum(), x)[0][:, 0] for x, each in zip(both, y, strict=True)]
+    for results in (y, slopes):
+        *others, mixed = results
+        for other in (*others, mixed[::2]):
+            assert torch.equal(other[:320], results[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 300), (3, 2048), (40, 165)])
+def test_a_gradient_ends_where_the_window_does(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """The operands behind the window are not looked at, and the gradient there is 0."""
+    call = SideTensors(), Spec("softmax", [1]), Scores(left=20, right=3, offset=11)
+    x = torch.randn(shape).to(dtype)
+    y, _ = forward(x, *call)
+    key, query = torch.arange(shape[1]), torch.arange(shape[0])[:, None]
+    out = (key < query + 11 - 20) | (key > query + 11 + 3)
+    g = torch.randn(shape).to(dtype)
+    want = backward(g, y, None, *call, dtype)
+    assert (want[out] == 0).all()
+    assert same(backward(g.masked_fill(out, math.nan), y.masked_fill(out, math.inf), None, *call, dtype), want)
+    exact = backward_arithmetic(g.double(), y.double(), None, call[0], call[1]._replace(dtype=F64), call[2])
+    assert_close(want, exact, 1e-4 if dtype in (F16, BF16) else 1e-5, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+def test_gradients_of_wide_columns(function: str, dtype: torch.dtype) -> None:
+    """Tiles have as many columns as a page, or fewer where there are threads for them; with other bits for none."""
+    for shape, softcap in (((19, 5000), 0.0), ((19, 5000), 2.0), ((3, 9, 700), 2.0), ((6, 7, 90), 2.0)):
+        dim = len(shape) - 2
+        columns = [*shape[:dim], 1, shape[-1]]
+        side = SideTensors(scale=torch.rand(columns) + 0.5, mask=torch.rand(shape) < 0.8)
+        scores, spec = Scores(softcap=softcap), Spec(function, [dim])
+        x, g = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        y, _ = forward(x, side, spec, scores)
+        results, before = [], torch.get_num_threads()
+        try:
+            for threads in (1, 2, 7):
+                torch.set_num_threads(threads)
+                results.append(backward(g, y, x if softcap else None, side, spec, scores, dtype))
+        finally:
+            torch.set_num_threads(before)
+        assert all(same(dx, results[0]) for dx in results)
+        of_cap = x.double() if softcap else None
+        want = backward_arithmetic(g.double(), y.double(), of_cap, doubles(side), spec._replace(dtype=F64), scores)
+        assert_close(results[0], want, 1e-4 if dtype in (F16, BF16) else 1e-5, (shape, softcap))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("shape", [(40, 17), (3, 7, 97), (33, 600), (3, 70_000)])
+def test_gradients_of_rows_with_a_scale_each(shape: tuple[int, ...], function: str, dtype: torch.dtype) -> None:
+    side, spec = SideTensors(scale=torch.rand(*shape[:-1], 1) + 0.5), Spec(function, [len(shape) - 1])
+    y, _ = forward(torch.randn(shape).to(dtype), side, spec, Scores())
+    g = torch.randn(shape).to(dtype)
+    dx = backward(g, y, None, side, spec, Scores(), dtype)
+    want = backward_arithmetic(g.double(), y.double(), None, doubles(side), spec._replace(dtype=F64), Scores())
+    assert_close(dx, want, 1e-4 if dtype in (F16, BF16) else 1e-5, shape)
+
+
 def test_a_softcap_has_its_slope_at_the_rounded_input() -> None:
     x = (3 * torch.randn(40, 60)).requires_grad_()
     rounded = x.detach().bfloat16().float().requires_grad_()

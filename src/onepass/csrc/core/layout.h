@@ -24,7 +24,7 @@ enum class Direction { forward, backward };
 
 // The tensors of a problem. Forward: the input and the result. Backward: the gradient that is made, what the forward
 // saved (its result, or the input of logsumexp), the gradient of the result, and the result of logsumexp, which no
-// other gradient reads.
+// other gradient reads. (On a CPU the gradients of scores have the scales of rows in its place.)
 enum ForwardTensor { kX, kY, kForwardTensors };
 enum BackwardTensor { kDx, kSaved, kGrad, kLse, kBackwardTensors };
 constexpr int kMaxTensors = kBackwardTensors;

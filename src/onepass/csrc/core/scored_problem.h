@@ -51,6 +51,7 @@ struct ScoredProblem {
   bool empty_is_zero = false;  // what a row is in which nothing takes part: 0, otherwise NaN
   int bias_parts = 1;          // (gradient of a bias) so many parts are written, whose sum it is
   bool of_scores = false;      // (gradient of logsumexp) the gradient of the scores, not of the elements
+  int64_t threads = 1;         // of the CPU engine; the plan of a gradient depends on it
 
   bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
   bool is_backward() const { return direction == Direction::backward; }

@@ -13,6 +13,8 @@ constexpr GradOp op_of(Function function) {
                                              : GradOp::softmax;
 }
 
+constexpr int kScales = kLse;  // of rows (softmax, log_softmax): these have no logsumexp
+
 // A gradient in tiles. S is the type of operands that are read where they are (kDirect), or that of their copies.
 template <GradOp Op, class S, class D, bool kDirect>
 struct GradTiles {
@@ -144,12 +146,17 @@ struct Backward {
   const Dim n = call.layout.reduced.innermost();
   const bool streaming = plan.streaming;
   const float slope = float(score_slope(call));
+  const float* const scales = kPointwise ? nullptr : call.data<const float>(kScales);
 
   const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
   const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
   D* dx(const int64_t* offset) const { return call.data<D>(kDx) + offset[kDx]; }
   bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // along a row
 
+  // Those of the rows from `offset` on.
+  RowSlopes slopes(const int64_t* offset, int64_t stride) const {
+    return {slope, scales ? scales + offset[kScales] : nullptr, stride};
+  }
   // The numbers of the epilogues of `count` rows of logsumexp. Its result and gradient may be wider than the input.
   void load_numbers(const int64_t* offset, const int64_t* strides, int64_t count, float* a, float* b) const {
     const auto load = [&](auto type) {
@@ -174,7 +181,7 @@ struct Backward {
     return {saved(offset) + first, constant, 0, length};
   }
   GradEpilogue<Op, D> epilogue(const int64_t* offset, double sum) const {
-    if constexpr (!kPointwise) return GradEpilogue<Op, D>::of_sum(broadcast(float(sum)), broadcast(slope));
+    if constexpr (!kPointwise) return GradEpilogue<Op, D>::of_sum(broadcast(float(sum)), slopes(offset, 0)[0]);
     float a, b;
     load_numbers(offset, offset, 1, &a, &b);
     return GradEpilogue<Op, D>::of(broadcast(a), broadcast(b), broadcast(slope));
@@ -199,7 +206,8 @@ struct Backward {
         now = count - r < some ? count - r : some;
         D* const to = buffered ? reinterpret_cast<D*>(scratch()) : dx(from);
         with_streaming(streaming && !buffered, [&](auto streams) {
-          grad_row_run<Op, streams.value>(saved(from), grad(from), to, inner.strides, now, n.size, slope, load);
+          grad_row_run<Op, streams.value>(saved(from), grad(from), to, inner.strides, now, n.size,
+                                          slopes(from, inner.strides[kScales]), load);
         });
         if (buffered) stream_bytes(dx(from), to, now * bytes);
         for (int t = 0; t < kMaxTensors; ++t) from[t] += now * inner.strides[t];

@@ -185,12 +185,20 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
+// The derivatives of the scores of rows: one number, times the scale of each row if there are any.
+struct RowSlopes {
+  float slope;
+  const float* scales;  // of row 0, or null
+  int64_t stride;
+  ONEPASS_INLINE Vec operator[](int64_t r) const { return broadcast(scales ? slope * scales[r * stride] : slope); }
+};
+
 // Rows of n elements, a vector or more. The elements behind a row's whole vectors are taken with some of those before
 // them, in a vector that ends with the row. `load_numbers(r, count, a, b)` loads those of the rows from r on, of
 // logsumexp.
 template <GradOp Op, bool kStreaming, class Y, class D, class LoadNumbers>
 __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
-                                            int64_t n, float slope, LoadNumbers load_numbers) {
+                                            int64_t n, const RowSlopes slopes, LoadNumbers load_numbers) {
   constexpr bool input_nan = kInputNan<Y, D>, deinterleave = kDeinterleave<Y, D>;
   const int64_t y_stride = strides[kSaved], g_stride = strides[kGrad], dx_stride = strides[kDx];
   const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, pairs = n & -kPair, end = n - kWidth;
@@ -245,7 +253,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     for (int64_t first = 0; first < rows; first += kWidth) {
       const int64_t count = rows - first < kWidth ? rows - first : kWidth;
       load_numbers(first, count, a, b);
-      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of(load_vector(a), load_vector(b), broadcast(slope)));
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of(load_vector(a), load_vector(b), slopes[0]));
       for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
     }
     return;
@@ -256,7 +264,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   const bool alone = (Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0);
   if (some <= 1 || (alone && !transposed)) {
     for (int64_t r = 0; r < rows; ++r) {
-      store(r, GradEpilogue<Op, D>::of_sum(broadcast(reduce_lanes(sum_of(r), add)), broadcast(slope)));
+      store(r, GradEpilogue<Op, D>::of_sum(broadcast(reduce_lanes(sum_of(r), add)), slopes[r]));
     }
     return;
   }
@@ -272,11 +280,15 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     }
     if constexpr (Op == GradOp::softmax) {  // a vector of sums would wait for all of them
       for (int64_t r = 0; r < count; ++r) {
-        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), broadcast(slope)));
+        store(first + r, GradEpilogue<Op, D>::of_sum(broadcast(sums[r]), slopes[first + r]));
       }
     } else {
-      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), broadcast(slope)));
-      for (int64_t r = 0; r < count; ++r) store(first + r, epilogues[r]);
+      const GradEpilogues<Op, D> epilogues(GradEpilogue<Op, D>::of_sum(load_vector(sums), slopes[first]));
+      for (int64_t r = 0; r < count; ++r) {
+        GradEpilogue<Op, D> epilogue = epilogues[r];
+        epilogue.slope = slopes[first + r];
+        store(first + r, epilogue);
+      }
     }
   }
 }

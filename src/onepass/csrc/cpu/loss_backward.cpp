@@ -175,7 +175,7 @@ struct LossBackward : LossRows<T> {
       }
       if (caps) {
         for (Vector& each : slope) each *= base.uncap;
-        apply_tanh_slope(slope);
+        apply_tanh_slope<sizeof(T) == 2>(slope);
         for (int k = 0; k < K; ++k) v[k] *= slope[k];
       }
       if (!ignores) return;

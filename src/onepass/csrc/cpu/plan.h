@@ -51,6 +51,7 @@ constexpr int64_t kMaxSliceElements = 1024;  // of a slice that is transposed; o
 constexpr int64_t kSliceTile = 4096;         // elements of a tile of slices
 constexpr int64_t kMaxColumns = 256;         // of a tile, if it has no more vectors than it may
 constexpr int64_t kGradLineBytes = 4096;     // of a line of a tile of a gradient, which is read in place: a page
+constexpr int64_t kGradTogether = 1024;      // columns of steps of a gradient of scores that go together
 constexpr int64_t kFetchBytes = 262144;      // of the largest tile of columns that is fetched ahead
 constexpr int64_t kFetchSteps = 64;          // of the longest one of a gradient
 

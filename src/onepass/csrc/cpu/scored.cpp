@@ -57,7 +57,7 @@ bool is_tiled(ScoredProblem& p, bool is_small, int64_t lanes) {
 
 ScoredPlan plan_scored(ScoredProblem& p) {
   const bool backward = p.is_backward(), wide = p.accumulator() == DType::float64;
-  const int64_t size = backward ? 2 * size_of(p.in) : wide ? 8 : 4, L = int64_t(sizeof(Vec)) / (wide ? 8 : 4);
+  const int64_t size = wide ? 8 : 4, L = int64_t(sizeof(Vec)) / (wide ? 8 : 4);
   const int64_t most_small = size_of(p.out) == 2 ? kMaxSmallRow : 256;
   const bool is_small = p.reduced.count <= 1 && (backward ? p.reduced.innermost().strides[kInput] == 1
                                                           : !wide && stores_in_place(p, false) && p.n <= most_small);
@@ -72,8 +72,12 @@ ScoredPlan plan_scored(ScoredProblem& p) {
     // Gradients take no scratch memory. Steps of whole narrow lines go together.
     const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
     const int64_t line_width = follows && column.size <= kMaxColumns / 2 ? up_to(column.size, 2 * L) : 2 * L;
-    const int64_t least = backward ? 8 * L : line_width;
-    const int64_t most = std::clamp<int64_t>(fit & -2 * L, least, most_columns(L));
+    int64_t most =
+        backward ? kGradLineBytes / size_of(p.in) : std::clamp<int64_t>(fit & -2 * L, line_width, most_columns(L));
+    // Columns of which steps may go together stay whole: bits do not depend on the number of threads.
+    const bool may_narrow = backward && column.size > kGradTogether / 2;
+    while (may_narrow && most > kMaxColumns && p.rows / column.size * ceil_div(column.size, most) < p.threads)
+      most /= 2;
     // All tiles are about equally wide, and begin at lines.
     const int64_t line = std::max<int64_t>(L, kLine / size_of(p.out));
     plan.width = std::min(up_to(ceil_div(column.size, ceil_div(column.size, most)), line), most);

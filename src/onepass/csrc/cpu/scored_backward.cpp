@@ -8,6 +8,7 @@
 // and SlopeLoader makes of it that of the element. Operands are read where they are: those of a sum twice, the second
 // time from the cache. Where an element of a softmax takes no part y is 0, and so is its gradient, unless an operand of
 // the row is not finite; then its sum is not finite either. So the mask is looked at in such rows alone.
+#include "grad_tile.h"
 #include "rows_simd.h"
 #include "scored.h"
 #include "scored_operands.h"
@@ -16,9 +17,8 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand of the rows whose sums are taken first
-constexpr int64_t kBlock = 1024;              // results that wait for their conversion
-constexpr int64_t kMaxInRun = 128;            // elements of the longest row that is stored as a part of a run
+constexpr int64_t kBlock = 1024;    // results that wait for their conversion
+constexpr int64_t kMaxInRun = 128;  // elements of the longest row that is stored as a part of a run
 
 // T is the type of y and g, or of the input of logsumexp.
 template <Function F, class T>
@@ -40,7 +40,6 @@ struct ScoredBackward {
     int64_t step;
     bool all_finite;           // (softmax) of the sums
     const A* scale = nullptr;  // the scales of short rows in a run, for each of its elements
-    Numbers from(int64_t i) const { return {a + i * step, b + i * step, step, all_finite, scale ? scale + i : scale}; }
   };
   static bool are_finite(const A* sums, int64_t count) {
     A none = 0;  // of the others the difference is a NaN
@@ -180,36 +179,70 @@ struct ScoredBackward {
       for (Vector& each : v) each = Vector{};
     });
   }
-  // (Inline: the parts of a run that were just written one by one would wait to be read as a vector.)
-  ONEPASS_INLINE void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true) const {
-    const Span in = clips ? rows.inside(run) : Span{0, run.count};
-    if (in.first > 0) store_zeros(run.part(0, in.first));
-    if (in.last < run.count) store_zeros(run.part(in.last, run.count));
-    const ScoredRun part = run.part(in.first, in.last);
-    const Numbers of_part = numbers.from(in.first);
-    if (kHasSums && is_plain(run) && SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
-      store_inside<kHasSums>(part, of_part);
+  // Runs of which each is `apart` from the one before; the numbers of each are `numbers` behind those of the one
+  // before.
+  struct Runs {
+    int64_t count = 1;
+    const int64_t* apart = nullptr;
+    int64_t numbers = 0;
+    bool fetches = false;  // what comes some runs later
+  };
+  void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
+    if (!kHasSums || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
+      store_runs<false, true>(run, numbers, clips, runs);
+    } else if (p.softcap != 0) {
+      store_runs<kHasSums, true>(run, numbers, clips, runs);
     } else {
-      store_inside<false>(part, of_part);
+      store_runs<kHasSums, !kHasSums>(run, numbers, clips, runs);
+    }
+  }
+  struct NoScores {
+    NoScores(const ScoredRows&, const ScoredRun&) {}
+    void next(const int64_t*) {}
+  };
+  template <bool kPlain, bool kCaps>
+  __attribute__((noinline)) void store_runs(const ScoredRun& first, const Numbers& numbers, bool clips,
+                                            const Runs& runs) const {
+    SlopeLoader<A> slope(rows, first, !numbers.all_finite, numbers.scale);
+    std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, first);
+    const A *a = numbers.a, *b = numbers.b;
+    ScoredRun run = first;
+    int64_t at[kScoredTensors];  // the origin of all runs but the first
+    for (int64_t left = runs.count;;) {
+      if (runs.fetches) rows.fetch_step(kOfCap, p.out, run), rows.fetch_step(kResult, p.out, run);
+      const Span in = clips ? rows.inside(run) : Span{0, run.count};
+      if (in.first == in.last) {
+        store_zeros(run);
+      } else {
+        // Of plain runs whole steps are stored: those at the ends of the window with zeros.
+        constexpr int64_t step = kPlain ? 4 * L : 1;
+        const Span part = {in.first & -step, std::min(up_to(in.last, step), run.count)};
+        if (part.first > 0) store_zeros(run.part(0, part.first));
+        store_inside<kPlain, kCaps>(run, part, in, a, b, numbers, slope, scores);
+        if (part.last < run.count) store_zeros(run.part(part.last, run.count));
+      }
+      if (--left == 0) return;
+      for (int t = 0; t < kScoredTensors; ++t) at[t] = run.origin[t] + runs.apart[t];
+      run.origin = at, a += runs.numbers, b += runs.numbers;
+      slope.next(runs.apart), scores.next(runs.apart);
     }
   }
   // What a loop needs is in variables of its own: stores might change all that is in memory.
-  struct NoScores {
-    NoScores(const ScoredRows&, const ScoredRun&) {}
-  };
-  template <bool kPlain>
-  __attribute__((noinline)) void store_inside(const ScoredRun& run, const Numbers& numbers) const {
-    const SlopeLoader<A> slope(rows, run, !numbers.all_finite, numbers.scale);
-    const A *const numbers_a = numbers.a, *const numbers_b = numbers.b;
-    const int64_t numbers_step = numbers.step;
-    const std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, run);
+  template <bool kPlain, bool kCaps, class Scores>
+  ONEPASS_INLINE void store_inside(const ScoredRun& run, const Span& part, const Span& window, const A* numbers_a,
+                                   const A* numbers_b, const Numbers& numbers, const SlopeLoader<A>& slope_of_run,
+                                   const Scores& scores_of_run) const {
+    const SlopeLoader<A> slope = slope_of_run;
+    const Scores scores = scores_of_run;
+    const Span in = window;
+    const int64_t offset = part.first, numbers_step = numbers.step;
     const T *const y = rows.template data<const T>(kInput, run), *const grad =
                                                                      rows.template data<const T>(kGradOf, run);
     const int64_t y_step = kPlain ? 1 : run.step[kInput], grad_step = kPlain ? 1 : run.step[kGradOf];
     const bool marks = has_marks, zeroes = hides && numbers.all_finite, empty_is_zero = p.empty_is_zero;
-    // (An exponential of a NaN is a NaN of any bits.)
-    store<!kPlain || !kIsSoftmax>(run, [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
+    const auto compute = [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
       constexpr int K = int(sizeof(v) / sizeof(Vector));
+      i += offset;
       Vector a[K], b[K], g[K];
       load_operand<A>(numbers_a + i * numbers_step, numbers_step, a, count...);
       if (!kHasSums || marks) load_operand<A>(numbers_b + i * numbers_step, numbers_step, b, count...);
@@ -235,12 +268,23 @@ struct ScoredBackward {
           v[k] *= kTileUnscale<A> * b[k];
         }
       }
-      slope.template multiply<kPlain>(i, v, count...);
+      slope.template multiply<T, kPlain, kCaps>(i, v, count...);
       // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
       if (kIsSoftmax && zeroes) {
         for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
       }
-    });
+      // Are all of them inside the window? As unsigned numbers those before it are the largest.
+      const uint64_t whole = uint64_t(std::max<int64_t>(in.last - in.first - K * L + 1, 0));
+      if (kPlain && uint64_t(i - in.first) >= whole) {
+        for (int k = 0; k < K; ++k) {
+          const int64_t begin = i + k * L;
+          v[k] = drop_lanes(v[k], std::clamp<int64_t>(in.first - begin, 0, L));
+          v[k] = keep_lanes(v[k], std::clamp<int64_t>(in.last - begin, 0, L), A(0));
+        }
+      }
+    };
+    // (An exponential of a NaN is a NaN of any bits.)
+    store<!kPlain || !kIsSoftmax>(run.part(part.first, part.last), compute);
   }
 
   // Routes ------------------------------------------------------------------------------------------------------------
@@ -252,12 +296,17 @@ struct ScoredBackward {
     alignas(64) A a[L], b[L];
     ScoredWalk row = rows.from(begin), next = rows.from(begin);
     for (int64_t first = begin, count; first < end; first += count) {
-      count = std::min(together, end - first);
+      count = std::min({together, end - first, row.rest()});
       make_numbers(count, a, b, kIsSoftmax, [&](int64_t k) {
         if (k > 0) next.next();
         return Place{next.at, 0};
       });
       next.next();
+      if (rows.is_one_run() && (!kIsSoftmax || are_finite(a, count))) {
+        store_gradients({row.at, rows.inner.strides, 0, p.n}, {a, b, 0, kIsSoftmax}, true, {count, row.step, 1});
+        for (int64_t k = 0; k < count; ++k) row.next();
+        continue;
+      }
       for (int64_t k = 0; k < count; ++k, row.next()) {
         store_row_gradients(row.at, 0, p.n, {a + k, b + k, 0, are_finite(a + k, 1)});
       }
@@ -317,7 +366,7 @@ struct ScoredBackward {
     };
     const bool all = rows.is_one_run() && kHasSums && !p.has_window() && !has_marks && follows(kInput) &&
                      follows(kGradOf) && follows(kResult) && follows(kScale) && follows(kOfCap) && follows(mask);
-    return all ? std::clamp<int64_t>(kMaxColumns / tile.count, 1, p.n) : 1;
+    return all ? std::clamp<int64_t>(kGradTogether / tile.count, 1, p.n) : 1;
   }
   // Calls work(run) for the steps of a tile, some at a time.
   template <class Work>
@@ -329,8 +378,9 @@ struct ScoredBackward {
       work(ScoredRun{tile.origin, tile.step, tile.first + i * tile.count, std::min(together, p.n - i) * tile.count});
     }
   }
+  static constexpr int64_t kColumns = std::max(kGradTogether, kGradLineBytes / int64_t(sizeof(T)));
   void columns(int64_t begin, int64_t end) const {
-    alignas(64) A a[kMaxColumns + L], b[kMaxColumns + L] = {};
+    alignas(64) A a[kColumns + L], b[kColumns + L];
     rows.for_each_tile(begin, end, plan.width, [&](const ScoredRun& tile) {
       int64_t together = steps_together(tile);
       if constexpr (kHasSums) {
@@ -342,25 +392,58 @@ struct ScoredBackward {
       const Numbers numbers = {a, b, 1, are_finite(a, tile.count)};
       if (kIsSoftmax && !numbers.all_finite) together = 1;  // the mask need not follow
       for (int64_t i = 1; i < together; ++i) std::copy_n(a, tile.count, a + i * tile.count);
-      for_each_steps(tile, together, [&](const ScoredRun& run) {
-        if (together == 1) rows.fetch_step(kOfCap, p.out, run), rows.fetch_step(kResult, p.out, run);
-        store_gradients(run, numbers);
-      });
+      if (!rows.is_one_run()) {
+        rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
+        return;
+      }
+      int64_t apart[kScoredTensors];
+      for (int t = 0; t < kScoredTensors; ++t) apart[t] = together * rows.inner.strides[t];
+      const auto store_steps = [&](int64_t first, int64_t steps, int64_t count) {
+        const RunPlace at(ScoredRun{tile.origin, rows.inner.strides, first, 1});
+        store_gradients({at.of, tile.step, tile.first, count * tile.count}, numbers, true,
+                        {steps, apart, 0, together == 1});
+      };
+      store_steps(0, p.n / together, together);
+      if (p.n % together) store_steps(p.n - p.n % together, 1, p.n % together);
     });
   }
   void sum_columns(const ScoredRun& tile, int64_t together, A* sums, A* marks) const {
-    Sum of[kMaxColumns / L];
-    std::fill_n(marks, tile.count, A(0));
-    for_each_steps(tile, together, [&](const ScoredRun& run) {
-      if (together == 1) rows.fetch_step(kInput, p.in, run), rows.fetch_step(kGradOf, p.in, run);
-      is_plain(run) ? add_to_columns<true>(run, of) : add_to_columns<false>(run, of);
-      for (int64_t j = 0; has_marks && j < run.count; ++j) {
-        if (to_acc(rows.template data<const T>(kInput, run)[j * run.step[kInput]]) != -kInf<A>) marks[j] = 1;
-      }
-    });
-    for (int64_t i = 0; i < together * tile.count; i += L) store_as(sums + i, of[i / L].value());
+    Vector of[kColumns / L], errors[kColumns / L];
+    const int64_t width = together * tile.count, across = ceil_div(width, L);
+    std::fill_n(of, across, Vector{}), std::fill_n(errors, across, Vector{});
+    if (rows.is_one_run() && is_plain(tile)) {
+      const auto add = [&](int64_t first, int64_t steps, int64_t columns) {
+        const int64_t y_step = rows.inner.strides[kInput], g_step = rows.inner.strides[kGradOf];
+        const T* const y = rows.template data<const T>(kInput, tile) + first * y_step;
+        const T* const g = rows.template data<const T>(kGradOf, tile) + first * g_step;
+        const Operands<T> operands = {y,
+                                      g,
+                                      together * y_step,
+                                      together * g_step,
+                                      columns,
+                                      kSumSteps * together * y_step,
+                                      kSumSteps * together * g_step};
+        add_steps<kIsSoftmax ? GradOp::softmax : GradOp::log_softmax>(operands, steps, ceil_div(columns, L),
+                                                                      sizeof(T) == 2, of, errors, nullptr);
+      };
+      add(0, p.n / together, width);
+      if (p.n % together) add(p.n / together * together, 1, p.n % together * tile.count);
+    } else {
+      for_each_steps(tile, together, [&](const ScoredRun& run) {
+        if (together == 1) rows.fetch_step(kInput, p.in, run), rows.fetch_step(kGradOf, p.in, run);
+        is_plain(run) ? add_to_columns<true>(run, of, errors) : add_to_columns<false>(run, of, errors);
+      });
+    }
+    if (has_marks) {
+      std::fill_n(marks, tile.count, A(0));
+      rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) {
+        const T* const y = rows.template data<const T>(kInput, run);
+        for (int64_t j = 0; j < run.count; ++j) marks[j] = to_acc(y[j * run.step[kInput]]) != -kInf<A> ? 1 : marks[j];
+      });
+    }
+    for (int64_t i = 0; i < across; ++i) store_as(sums + i * L, Sum{of[i], errors[i]}.value());
     if (together == 1) return;
-    double totals[kMaxColumns];
+    double totals[kGradTogether];
     std::fill_n(totals, tile.count, 0.0);
     for (int64_t i = 0; i < together; ++i) {
 #pragma omp simd
@@ -369,11 +452,12 @@ struct ScoredBackward {
     for (int64_t j = 0; j < tile.count; ++j) sums[j] = A(totals[j]);
   }
   template <bool kPlain>
-  void add_to_columns(const ScoredRun& run, Sum* of) const {
+  void add_to_columns(const ScoredRun& run, Vector* sums, Vector* errors) const {
     Vector v[1];
     int64_t i = 0;
-    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), of[i / L].add(v[0]);
-    if (i < run.count) load_terms<kPlain>(run, i, v, run.count - i), of[i / L].add(v[0]);
+    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
+    if (i >= run.count) return;
+    load_terms<kPlain>(run, i, v, run.count - i), add_compensated(sums[i / L], errors[i / L], v[0]);
   }
 
   // First come the sums of chunks, if there are any; merged, they are those of the rows, which lie behind them.

@@ -156,8 +156,6 @@ struct ScaleOperand {
   int64_t step = 0;
 
   ScaleOperand() = default;
-  ScaleOperand(const ScoredRows& rows, const ScoredRun& run)
-      : ScaleOperand(rows.p.factor, rows.p.has(kScale) ? rows.data<const A>(kScale, run) : nullptr, run.step[kScale]) {}
   // Of a number and, unless `first` is null, the scales from there on.
   ScaleOperand(double factor, const A* first, int64_t step) : number(A(factor)), step(step) {
     if (!first) return;
@@ -353,42 +351,65 @@ __attribute__((noinline)) void write_tile_scores(const ScoredRows& rows, const S
 // input of the gradient of logsumexp.
 template <class A>
 struct SlopeLoader {
-  const ScaleOperand<A> scale;
-  const AnyOperand x;
+  const double factor;
+  const A* scales;
+  const int64_t scale_step;
+  ScaleOperand<A> scale;
+  AnyOperand x;
+  const ScoredTensor x_tensor;
   const A softcap, uncap;
-  const DType half;  // a 16-bit type to which x was rounded before all else, or the type of x
-  const uint8_t* const mask;
+  const bool makes_half;  // gradients of a 16-bit type
+  const DType half;       // a 16-bit type to which x was rounded before all else, or the type of x
+  const uint8_t* mask;
   const int64_t mask_step;
 
-  // `scales` are those of the elements of the run, if they are not where the call has them.
-  SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks, const A* scales = nullptr)
-      : scale(rows.p.of_scores ? ScaleOperand<A>()
-              : scales         ? ScaleOperand<A>(rows.p.factor, scales, 1)
-                               : ScaleOperand<A>(rows, run)),
+  // `given` are the scales of the elements of the run, if they are not where the call has them.
+  SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks, const A* given = nullptr)
+      : factor(rows.p.of_scores ? 1 : rows.p.factor),
+        scales(given                                     ? given
+               : rows.p.has(kScale) && !rows.p.of_scores ? rows.data<const A>(kScale, run)
+                                                         : nullptr),
+        scale_step(given ? 1 : run.step[kScale]),
+        scale(factor, scales, scale_step),
         x(rows, run, rows.p.has(kOfCap) ? kOfCap : kInput, rows.p.has(kOfCap) ? rows.p.out : rows.p.in),
+        x_tensor(rows.p.has(kOfCap) ? kOfCap : kInput),
         softcap(rows.p.of_scores ? A(0) : A(rows.p.softcap)),
         uncap(1 / softcap),
+        makes_half(size_of(rows.p.out) == 2),
         half(rows.p.has(kOfCap) && size_of(rows.p.in) == 2 ? rows.p.in : x.type),
         mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         mask_step(run.step[kMask]) {}
-  // Is there one scale and no softcap, and does a mask lie side by side?
+  // Goes on to the next run, which is that far from this one in each tensor.
+  ONEPASS_INLINE void next(const int64_t* apart) {
+    if (scales && apart[kScale]) scales += apart[kScale], scale = {factor, scales, scale_step};
+    if (softcap != 0) x.data = static_cast<const char*>(x.data) + apart[x_tensor] * size_of(x.type);
+    if (mask) mask += apart[kMask];
+  }
+  // Is there one scale, and do the elements of the softcap, of the same type as the result, and a mask lie side by
+  // side?
   static bool is_plain(const ScoredRows& rows, const ScoredRun& run, bool masks) {
     const ScoredProblem& p = rows.p;
-    return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0) && p.softcap == 0)) &&
+    return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0) &&
+                            (p.softcap == 0 || (p.has(kOfCap) && run.step[kOfCap] == 1 && p.in == p.out)))) &&
            (!masks || !p.has(kMask) || run.step[kMask] == 1);
   }
-  template <bool kPlain = false, int K, class... Count>
+  // T is the type of the results of the function. kCaps: there may be a softcap.
+  template <class T, bool kPlain, bool kCaps, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
     scale.template multiply<kPlain>(i, v, count...);
-    if (!kPlain && softcap != 0) {
+    if (kCaps && softcap != 0) {
       V<A> t[K];
-      x.template load<A>(i, x.step, t, count...);
-      if constexpr (std::is_same_v<A, float>) {
-        if (half != x.type) round_to_half(half, t);
+      if constexpr (kPlain) {
+        load_operand<A>(static_cast<const T*>(x.data) + i, 1, t, count...);
+      } else {
+        x.template load<A>(i, x.step, t, count...);
+        if constexpr (std::is_same_v<A, float>) {
+          if (half != x.type) round_to_half(half, t);
+        }
       }
-      scale.multiply(i, t, count...);
+      scale.template multiply<kPlain>(i, t, count...);
       for (V<A>& each : t) each *= uncap;
-      apply_tanh_slope(t);
+      kPlain || makes_half ? apply_tanh_slope<sizeof(T) == 2>(t) : apply_tanh_slope(t);
       for (int k = 0; k < K; ++k) v[k] *= t[k];
     }
     const int64_t step = kPlain ? 1 : mask_step;

@@ -33,6 +33,8 @@ struct ScoredWalk {
     }
     if (count) std::copy_n(group.dims[count - 1].strides, int(kScoredTensors), step);
   }
+  // How many elements of the fastest dim there are from here on.
+  int64_t rest() const { return count ? group.dims[count - 1].size - index[count - 1] : 1; }
   ONEPASS_INLINE void next() {
     if (!count) return;
     for (int t = 0; t < kOffsets; t += kLanes<int64_t>) {

@@ -232,19 +232,17 @@ ONEPASS_INLINE UintVec interleave_bfloat16(Vec a, Vec b) {
   return ((even + 0x7fff + ((even >> 16) & 1)) >> 16) | ((odd + 0x7fff + ((odd >> 16) & 1)) & 0xffff0000u);
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 // Rounds two vectors to bfloat16, in order. `TiesUp` is that of interleave_bfloat16.
-template <bool TiesUp, bool InputNan>
-ONEPASS_INLINE Vec pack_bfloat16(Vec a, Vec b) {
+template <bool TiesUp, bool InputNan, size_t... Lane>
+ONEPASS_INLINE Vec pack_bfloat16(Vec a, Vec b, std::index_sequence<Lane...>) {
   const auto round = [](Vec v) __attribute__((always_inline)) {
     const UintVec bits = UintVec(v), rounded = bits + (TiesUp ? UintVec{} + 0x8000 : 0x7fff + ((bits >> 16) & 1));
     if constexpr (!InputNan) return rounded;
     return v != v ? UintVec{} + 0x7fc00000 : rounded;
   };
-  typedef uint16_t Shorts __attribute__((vector_size(64)));
-  const Shorts low = Shorts(round(a)), high = Shorts(round(b));
-  return Vec(__builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37,
-                                     39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63));
+  const WideUint16Vec low = WideUint16Vec(round(a)), high = WideUint16Vec(round(b));
+  return Vec(__builtin_shufflevector(low, high, int(2 * Lane + 1)...));
 }
 #endif
 
@@ -400,11 +398,11 @@ ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
         std::memcpy(static_cast<void*>(pair), &packed, sizeof packed);
       }
     }
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   } else if constexpr (std::is_same_v<T, bfloat16> && K % 2 == 0) {
 #pragma GCC unroll 2
     for (int k = 0; k < K; k += 2) {
-      const Vec packed = pack_bfloat16<TiesUp, InputNan>(v[k], v[k + 1]);
+      const Vec packed = pack_bfloat16<TiesUp, InputNan>(v[k], v[k + 1], std::make_index_sequence<2 * kWidth>());
       float* const pair = reinterpret_cast<float*>(to + k * kWidth);
       if constexpr (Streaming) {
         stream_vector(pair, packed);

@@ -11,31 +11,79 @@ ONEPASS_INLINE V<double> magnitude(V<double> v) { return V<double>(V<int64_t>(v)
 // v, or `most` where that is less. A NaN stays one.
 ONEPASS_INLINE V<double> at_most(V<double> v, double most) { return v > most ? broadcast_as(most) : v; }
 
-// tanh to 2 ulp: a polynomial near 0 (that of Cephes' tanhf), elsewhere 1 - 2 y / (1 + y), where y = exp(-2 |v|).
+// Where |v| < kNear tanh is v + v z p(z), where z = v * v, and no exponential is needed: most vectors have no other
+// lanes.
+constexpr float kNear = 0.875f;
 template <int K>
-ONEPASS_INLINE void apply_tanh(Vec (&v)[K]) {
+ONEPASS_INLINE bool are_near(const Vec (&v)[K]) {
+  IntVec near = IntVec{} - 1;
+  for (int k = 0; k < K; ++k) near &= v[k] * v[k] < kNear * kNear;
+  return !any_lane<float>(Vec(~near));
+}
+ONEPASS_INLINE Vec tanh_near(Vec v) {
+  const Vec z = v * v;
+  Vec p = z * 1.37098983e-3f - 7.00325146e-3f;
+  p = p * z + 2.10171044e-2f;
+  p = p * z - 5.37616014e-2f;
+  p = p * z + 1.33309752e-1f;
+  p = p * z - 3.33332419e-1f;
+  return v + v * (z * p);
+}
+// The derivative of tanh there. `Half`: good to 2^-15, an eighth of the rounding of a 16-bit result.
+template <bool Half>
+ONEPASS_INLINE Vec tanh_slope_near(Vec v) {
+  const Vec z = v * v, t = tanh_near(v);
+  if constexpr (!Half) return 1.0f - t * t;
+  Vec p = z * 8.48635361e-2f - 3.16552281e-1f;
+  p = p * z + 6.51973367e-1f;
+  p = p * z - 9.98837888e-1f;
+  return p * z + 1.0f;
+}
+// Elsewhere tanh is 1 - 2 y / (1 + y), where y = exp(-2 |v|), and its derivative 4 y / (1 + y)^2.
+template <int K>
+__attribute__((noinline)) void apply_tanh_anywhere(Vec (&v)[K]) {
   Vec y[K];
   for (int k = 0; k < K; ++k) y[k] = magnitude(v[k]) * -2.0f;
   ExpFloat::apply(y);
   for (int k = 0; k < K; ++k) {
     const Vec size = magnitude(v[k]), far = 1.0f - inverse(y[k] * kExpUnscale + 1.0f) * (y[k] * (2 * kExpUnscale));
     const IntVec sign = IntVec(v[k]) ^ IntVec(size);
-    const Vec z = v[k] * v[k];
-    Vec p = z * -5.70498872745e-3f + 2.06390887954e-2f;
-    p = p * z - 5.37397155531e-2f;
-    p = p * z + 1.33314422036e-1f;
-    p = p * z - 3.33332819422e-1f;
-    v[k] = size < 0.625f ? v[k] + v[k] * (z * p) : Vec(IntVec(far) | sign);
+    v[k] = v[k] * v[k] < kNear * kNear ? tanh_near(v[k]) : Vec(IntVec(far) | sign);
   }
 }
-// The derivative of tanh: 4 y / (1 + y)^2.
-template <int K>
-ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
-  for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]) * -2.0f;
-  ExpFloat::apply(v);
+template <bool Half, int K>
+__attribute__((noinline)) void apply_tanh_slope_anywhere(Vec (&v)[K]) {
+  Vec y[K];
+  for (int k = 0; k < K; ++k) y[k] = magnitude(v[k]) * -2.0f;
+  std::conditional_t<Half, ExpHalf<4>, ExpFloat>::apply(y);
   for (int k = 0; k < K; ++k) {
-    const Vec r = inverse(v[k] * kExpUnscale + 1.0f);
-    v[k] = (v[k] * (4 * kExpUnscale)) * r * r;
+    const Vec r = inverse(y[k] * kExpUnscale + 1.0f), far = (y[k] * (4 * kExpUnscale)) * r * r;
+    v[k] = v[k] * v[k] < kNear * kNear ? tanh_slope_near<Half>(v[k]) : far;
+  }
+}
+
+// tanh to 2 ulp.
+template <int K>
+ONEPASS_INLINE void apply_tanh(Vec (&v)[K]) {
+  if (are_near(v)) {
+    for (Vec& each : v) each = tanh_near(each);
+  } else {
+    Vec any[K];  // what a function is given stays in memory
+    for (int k = 0; k < K; ++k) any[k] = v[k];
+    apply_tanh_anywhere(any);
+    for (int k = 0; k < K; ++k) v[k] = any[k];
+  }
+}
+// The derivative of tanh, to 4 ulp, or `Half` as well as a 16-bit result needs.
+template <bool Half = false, int K>
+ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
+  if (are_near(v)) {
+    for (Vec& each : v) each = tanh_slope_near<Half>(each);
+  } else {
+    Vec any[K];
+    for (int k = 0; k < K; ++k) any[k] = v[k];
+    apply_tanh_slope_anywhere<Half>(any);
+    for (int k = 0; k < K; ++k) v[k] = any[k];
   }
 }
 // Doubles also to 2 ulp, with the polynomials of Cephes' tanh near 0. From 20 on the result is 1.
@@ -58,7 +106,7 @@ ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
   }
 }
 // Its derivative to 5 ulp. It is 0 below 4e-304, before y is subnormal.
-template <int K>
+template <bool = false, int K>
 ONEPASS_INLINE void apply_tanh_slope(V<double> (&v)[K]) {
   V<double> y[K];
   for (int k = 0; k < K; ++k) v[k] = magnitude(v[k]), y[k] = at_most(v[k], 350) * -2.0;

@@ -34,20 +34,6 @@ template <class A>
 ONEPASS_INLINE V<A> finite_or(V<A> v, V<A> other) {
   return v - v == V<A>{} ? v : other;
 }
-template <class A>
-ONEPASS_INLINE bool any_lane(V<A> marks) {  // each is 0 or more
-#if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(__m512i(marks), __m512i(marks)) != 0;
-#elif defined(__AVX__)
-  return !_mm256_testz_si256(__m256i(marks), __m256i(marks));
-#endif
-  typedef int64_t Words __attribute__((vector_size(sizeof(Vec))));
-  const Words bits = Words(marks);
-  int64_t any = 0;
-  for (int i = 0; i < kLanes<int64_t>; ++i) any |= bits[i];
-  return any != 0;
-}
-
 // The states of a tile whose results have type Y. The maximum is subtracted from each element first, wherever it is.
 template <class Y>
 struct TileStates {

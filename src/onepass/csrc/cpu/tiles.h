@@ -71,7 +71,9 @@ ONEPASS_INLINE void store_run(Y* y, int64_t count, const A* from, bool streaming
       }
     } else {
       for (; i + kUnroll <= count; i += kUnroll) {
-        for (int64_t k = 0; k < kUnroll; k += kWidth) store_vector<InputNan>(y + i + k, load_vector(from + i + k));
+        Vec v[4];
+        load_vectors<false>(from + i, v);
+        store_vectors<false, false, false, InputNan>(y + i, v);
       }
     }
     store_up_to(count);

@@ -69,22 +69,34 @@ void fill_with_nothing(Function function, const TensorRef& y) {
   torch::stable::fill_(fill, -std::numeric_limits<double>::infinity());
 }
 
-// Whether the gradient of scores is a number times that of rows without any.
+// A scale that is the same for all rows becomes a part of the factor.
+void take_scale_as_number(ScoredProblem& problem) {
+  const auto& dims = problem.outer.dims;
+  const auto differs = [](const auto& dim) { return dim.strides[kScale] != 0; };
+  if (!problem.has(kScale) || std::any_of(dims, dims + problem.outer.count, differs)) return;
+  const void* const scale = problem.data[kScale];
+  const bool wide = problem.accumulator() == DType::float64;
+  problem.factor *= wide ? *static_cast<const double*>(scale) : double(*static_cast<const float*>(scale));
+  problem.data[kScale] = nullptr;
+}
+
+// Whether the gradient of scores is that of rows without any times a number, or a scale per row.
 bool is_plain_gradient(const ScoredProblem& problem) {
   const bool marks_empty = problem.function == Function::log_softmax && problem.empty_is_zero;
-  return problem.is_backward() && !is_reduction(problem.function) && problem.softcap == 0 && !problem.has(kScale) &&
-         !problem.has(kMask) && !problem.has_window() && !marks_empty &&
-         cpu_fuses_backward(problem.function, problem.in, problem.out);
+  return problem.is_backward() && !is_reduction(problem.function) && problem.softcap == 0 && !problem.has(kMask) &&
+         !problem.has_window() && !marks_empty && cpu_fuses_backward(problem.function, problem.in, problem.out);
 }
-void run_plain_gradient(const ScoredProblem& scored) {
-  constexpr ScoredTensor kBy[] = {kResult, kInput, kGradOf};
+// Returns false where tiles would have to take a scale per row.
+bool run_plain_gradient(const ScoredProblem& scored) {
+  constexpr ScoredTensor kBy[] = {kResult, kInput, kGradOf, kScale};
+  constexpr int kScales = kLse;
   int64_t sizes[kMaxDims], strides[kBackwardTensors][kMaxDims] = {};
   bool reduce[kMaxDims];
   int rank = 0;
   for (const auto* group : {&scored.outer, &scored.reduced}) {
     for (int d = 0; d < group->count; ++d, ++rank) {
       sizes[rank] = group->dims[d].size, reduce[rank] = group == &scored.reduced;
-      for (int t = kDx; t <= kGrad; ++t) strides[t][rank] = group->dims[d].strides[kBy[t]];
+      for (int t = kDx; t <= kScales; ++t) strides[t][rank] = group->dims[d].strides[kBy[t]];
     }
   }
   const int64_t* const each[] = {strides[0], strides[1], strides[2], strides[3]};
@@ -92,14 +104,19 @@ void run_plain_gradient(const ScoredProblem& scored) {
       Problem::backward(make_backward_layout(rank, sizes, each, reduce, false), scored.function, scored.in, scored.out,
                         scored.data[kResult], scored.data[kInput], scored.data[kGradOf]);
   problem.factor = scored.factor;
-  problem.threads = int64_t(torch::stable::get_num_threads());
+  problem.tensors[kScales] = {DType::float32, scored.data[kScale]};
+  problem.threads = scored.threads;
+  if (scored.has(kScale) && cpu_engine().plan(problem).route == CpuRoute::tiles) return false;
   run_cpu(problem);
+  return true;
 }
 
 }  // namespace
 
 void run_scored_cpu(ScoredProblem& problem) {
-  if (is_plain_gradient(problem)) return run_plain_gradient(problem);
+  take_scale_as_number(problem);
+  problem.threads = int64_t(torch::stable::get_num_threads());
+  if (is_plain_gradient(problem) && run_plain_gradient(problem)) return;
   const CpuEngine& engine = cpu_engine();
   const ScoredPlan plan = engine.plan_scored(problem);
   std::vector<ScoredState> states(plan.reduces ? size_t(plan.work_items + problem.rows) : 0);
