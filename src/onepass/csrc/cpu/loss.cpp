@@ -554,7 +554,7 @@ LossPlan plan_loss(const LossProblem& p) {
   }
   plan.grain_size = std::max<int64_t>(1, kCpuGrain / ceil_div(p.rows * p.n, plan.work_items));
   plan.is_plain = (plan.in_columns ? stride == 1 || is_short : p.x_step == 1) && p.softcap == 0 && !p.scale &&
-                  !p.has_entropy && !p.has_spread && (p.smoothing == 0 || (p.is_backward() && !p.weight));
+                  !p.has_entropy && !p.has_spread && (p.smoothing == 0 || !p.weight);
   plan.streaming = kHasStreamingStores && p.is_backward() && p.dx != p.x && bytes >= kStreamingBytes &&
                    is_in_lines(p, plan.in_columns);
   return plan;

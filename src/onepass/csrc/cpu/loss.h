@@ -9,7 +9,7 @@ namespace onepass {
 // it. The numbers of a row do not depend on the rows beside it.
 struct LossPlan {
   bool in_columns = false;  // tiles of rows, one per lane; otherwise rows, or chunks of them
-  bool is_plain = false;    // what most calls are: elements side by side, and no more than a class per row to look at
+  bool is_plain = false;    // (backward) elements lie side by side and have one factor, and rows few numbers
   bool streaming = false;   // the gradient is written by streaming stores
   int64_t work_items = 0;
   int64_t grain_size = 1;  // work items below which a second thread does not pay
