@@ -190,7 +190,7 @@ struct ScoredBackward {
   void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
     if (!kHasSums || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
       store_runs<false, true>(run, numbers, clips, runs);
-    } else if (p.softcap != 0) {
+    } else if (p.softcap != 0 || p.has_window()) {
       store_runs<kHasSums, true>(run, numbers, clips, runs);
     } else {
       store_runs<kHasSums, !kHasSums>(run, numbers, clips, runs);
@@ -200,7 +200,8 @@ struct ScoredBackward {
     NoScores(const ScoredRows&, const ScoredRun&) {}
     void next(const int64_t*) {}
   };
-  template <bool kPlain, bool kCaps>
+  // kClips: there may be a softcap or a window, which take registers.
+  template <bool kPlain, bool kClips>
   __attribute__((noinline)) void store_runs(const ScoredRun& first, const Numbers& numbers, bool clips,
                                             const Runs& runs) const {
     SlopeLoader<A> slope(rows, first, !numbers.all_finite, numbers.scale);
@@ -218,7 +219,7 @@ struct ScoredBackward {
         constexpr int64_t step = kPlain ? 4 * L : 1;
         const Span part = {in.first & -step, std::min(up_to(in.last, step), run.count)};
         if (part.first > 0) store_zeros(run.part(0, part.first));
-        store_inside<kPlain, kCaps>(run, part, in, a, b, numbers, slope, scores);
+        store_inside<kPlain, kClips>(run, part, in, a, b, numbers, slope, scores);
         if (part.last < run.count) store_zeros(run.part(part.last, run.count));
       }
       if (--left == 0) return;
@@ -228,7 +229,7 @@ struct ScoredBackward {
     }
   }
   // What a loop needs is in variables of its own: stores might change all that is in memory.
-  template <bool kPlain, bool kCaps, class Scores>
+  template <bool kPlain, bool kClips, class Scores>
   ONEPASS_INLINE void store_inside(const ScoredRun& run, const Span& part, const Span& window, const A* numbers_a,
                                    const A* numbers_b, const Numbers& numbers, const SlopeLoader<A>& slope_of_run,
                                    const Scores& scores_of_run) const {
@@ -268,14 +269,14 @@ struct ScoredBackward {
           v[k] *= kTileUnscale<A> * b[k];
         }
       }
-      slope.template multiply<T, kPlain, kCaps>(i, v, count...);
+      slope.template multiply<T, kPlain, kClips>(i, v, count...);
       // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
       if (kIsSoftmax && zeroes) {
         for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
       }
       // Are all of them inside the window? As unsigned numbers those before it are the largest.
       const uint64_t whole = uint64_t(std::max<int64_t>(in.last - in.first - K * L + 1, 0));
-      if (kPlain && uint64_t(i - in.first) >= whole) {
+      if (kPlain && kClips && uint64_t(i - in.first) >= whole) {
         for (int k = 0; k < K; ++k) {
           const int64_t begin = i + k * L;
           v[k] = drop_lanes(v[k], std::clamp<int64_t>(in.first - begin, 0, L));
