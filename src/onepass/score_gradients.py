@@ -44,9 +44,11 @@ Like = tuple[Sequence[int], torch.dtype]
 
 
 def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
-    """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype."""
+    """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype, or in
+    float64 for a float64 gradient."""
     assert like is not None
     shape, dtype = like
+    t = t.double() if dtype is torch.float64 else t
     if t.is_cpu and _is_direct(t):  # bits do not depend on the number of threads
         total = t.new_empty(shape, dtype=dtype)
         if _SUM_KERNEL(t, total, times):
