@@ -153,7 +153,7 @@ struct Backward {
   D* dx(const int64_t* offset) const { return call.data<D>(kDx) + offset[kDx]; }
   bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // along a row
 
-  // Those of the rows from `offset` on.
+  // The slopes of the rows from `offset` on.
   RowSlopes slopes(const int64_t* offset, int64_t stride) const {
     return {slope, scales ? scales + offset[kScales] : nullptr, stride};
   }

@@ -169,7 +169,7 @@ struct LossForward : LossRows<T> {
                   : pass<Pass::exps>(t, first, last, base, nullptr, sums);
   }
   // Whether one pass may do: of floats, where products are not rounded.
-  static constexpr bool kWhole = std::is_same_v<A, float> && !ExpBase::kSubtractsMax;
+  static constexpr bool kReadsOnce = std::is_same_v<A, float> && !ExpBase::kSubtractsMax;
   static ONEPASS_INLINE ExpBase power_near(Vec m) {
     const Vec exponent = (m * kLog2e + kRound) - kRound;
     return {Vec{}, (exponent - 127.0f) * kLn2, (kRound + 127) - exponent};
@@ -184,7 +184,7 @@ struct LossForward : LossRows<T> {
       const Vector above = keep_lanes(m[k] - base[k], lanes, A(0));
       far[k] = (above <= A(64)) & (above >= A(-20)) ? Vector{} : broadcast_as(A(1));
       any = max_as(far[k], any);
-      if constexpr (kWhole) {
+      if constexpr (kReadsOnce) {
         Vector one[1] = {keep_lanes(m[k], lanes, 0)};
         Base::Exp::apply(one, power_near(base[k]));
         const Vector inverted = inverse(one[0]), high = sums.sum[k] * inverted;
@@ -271,11 +271,11 @@ struct LossForward : LossRows<T> {
       Vector sums[4];
       clear(sums);
       if (has_spread()) sum_spread(t, first, last, s.reference, sums), s.spread.add(sums);
-      if constexpr (kWhole) {
+      if constexpr (kReadsOnce) {
         if (!p.has_entropy) pass<Pass::whole>(t, first, last, s.reference, s.m, sums), s.l.add(sums);
       }
     });
-    if (!kWhole || p.has_entropy) return reduce_blocks(t, s);
+    if (!kReadsOnce || p.has_entropy) return reduce_blocks(t, s);
     share_maxima(t, s.m);
     relate(s.m, s.reference, rows, s.l, [&] {
       State other;
@@ -466,8 +466,8 @@ struct LossForward : LossRows<T> {
     get_references(t, bases);
     for (int64_t j = 0; j < count; ++j) lane(s.reference, j) = bases[j][0];
     if (has_spread()) sum_spread(t, 0, t.count, bases, sums), merge_lanes(sums, count, s.spread);
-    const bool at_once = kWhole && !p.has_entropy;
-    if constexpr (kWhole) {
+    const bool at_once = kReadsOnce && !p.has_entropy;
+    if constexpr (kReadsOnce) {
       if (at_once) pass<Pass::whole>(t, 0, t.count, bases, tops, sums), merge_lanes(sums, count, s.l);
     }
     if (!at_once) pass<Pass::maxima>(t, 0, t.count, nullptr, tops, nullptr);
