@@ -148,6 +148,35 @@ def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> No
         torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
 
 
+@support.thin_product(3, shape=[(3, 17), (5, 33), (9, 65), (2, 601), (40, 433), (17, 16), (3, 160)], dtype=[F32, BF16])
+def test_streamed_gradients_of_slices(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    n, columns = shape
+    slices = (8 << 20) // (n * columns * dtype.itemsize) + 3
+    y = support.maker(dtype)(slices, n, columns).float().softmax(1).to(dtype)
+    y[1, 0, 0], y[-2, -1, -1] = torch.nan, torch.inf
+    g = y.roll(3, 0)
+    size = slices * n * columns
+    memory = torch.full((size + 8,), 9.0, dtype=dtype)
+    out = memory[3:-5].view(slices, n, columns)
+    for function in (0, 1):
+
+        def call(at: slice, function: int = function) -> None:
+            torch.ops.onepass._softmax_backward.out(g[at], y[at], function, [1], out=out[at])
+
+        call(slice(0, slices))
+        streamed = out.clone()
+        assert (memory[:3] == 9).all()
+        assert (memory[-5:] == 9).all()
+        third = slices // 3
+        for first in range(0, slices, third):
+            call(slice(first, first + third))
+        torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
+        terms = y[2:5].double(), g[2:5].double()
+        of_sum = (terms[0] * terms[1]).sum(1, True) if function == 0 else terms[1].sum(1, True)
+        want = terms[0] * (terms[1] - of_sum) if function == 0 else terms[1] - terms[0].exp() * of_sum
+        torch.testing.assert_close(out[2:5].double(), want, rtol=2 * torch.finfo(dtype).eps, atol=1e-4, equal_nan=True)
+
+
 def check_all() -> None:  # by another instruction set
     for function in support.FUNCTIONS:
         for n in (1, 3, 8, 17, 24):
