@@ -297,6 +297,15 @@ def test_the_gradient_of_alibi_where_no_half_number_holds_a_distance(dtype, devi
     assert ((got.double() - want).abs() <= terms * torch.finfo(dtype).eps).all()
 
 
+def test_an_empty_row_of_logsumexp_has_no_gradient_whatever_comes_in(engine, device):
+    x = torch.full((3, 5), -torch.inf, device=device)
+    x[1] = 1
+    given = x.requires_grad_()
+    y = onepass.logsumexp(given, -1, scale=2.0, empty="zero", engine=engine)
+    (got,) = torch.autograd.grad(y, given, torch.tensor([torch.nan, 1.0, torch.inf], device=device))
+    torch.testing.assert_close(got, torch.tensor([0.0, 0.4, 0.0], device=device)[:, None].expand(3, 5))
+
+
 def test_tensors_of_any_strides(function, device):
     """Broadcast, transposed, stepped and with offsets: as views of larger ones."""
     r = maker(F32, device)

@@ -252,10 +252,7 @@ struct ScoredBackward {
             load_operand<A>(grad + i * grad_step, grad_step, g, count...);
       } else {
         scores.load(i, v, count...);
-        for (int k = 0; k < K; ++k) {
-          v[k] -= a[k];
-          if (empty_is_zero) v[k] = a[k] == -kInf<A> ? a[k] : v[k];
-        }
+        for (int k = 0; k < K; ++k) v[k] -= a[k];
       }
       if constexpr (!kIsSoftmax) Exp::apply(v);
       Vector of_y[K];
@@ -267,6 +264,7 @@ struct ScoredBackward {
           if (marks) v[k] = b[k] != A(0) ? v[k] : Vector{};
         } else {
           v[k] *= kTileUnscale<A> * b[k];
+          if (empty_is_zero) v[k] = a[k] == -kInf<A> ? Vector{} : v[k];
         }
       }
       slope.template multiply<T, kPlain, kClips>(i, v, count...);
