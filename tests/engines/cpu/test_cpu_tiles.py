@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,18 @@ def test_threads_and_streaming_stores_give_the_same_bits() -> None:
         torch.set_num_threads(before)
 
 
+def assert_bits_of_parts(call: Callable[[slice], Any], out: Tensor, memory: Tensor) -> None:
+    """All of a result, which is streamed, has the bits of its thirds, which are not; nothing beside it is written."""
+    call(slice(0, len(out)))
+    streamed = out.clone()
+    assert (memory[:3] == 9).all()
+    assert (memory[-5:] == 9).all()
+    third = len(out) // 3
+    for first in range(0, len(out), third):
+        call(slice(first, first + third))
+    torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
+
+
 @support.thin_product(3, n=[2, 5, 14, 27, 45, 59, 77, 391], dtype=[F32, BF16])
 def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> None:
     rows = (8 << 20) // (n * dtype.itemsize) + 3  # results are streamed; those of a third of the rows are not
@@ -138,14 +151,7 @@ def test_streamed_rows_that_are_no_whole_lines(n: int, dtype: torch.dtype) -> No
         lambda at: torch.ops.onepass._softmax_backward.out(g[at], x[at], 0, [1], out=out[at]),
     ]
     for call in calls:
-        call(slice(0, rows))
-        streamed = out.clone()
-        assert (memory[:3] == 9).all()
-        assert (memory[-5:] == 9).all()
-        third = rows // 3
-        for first in range(0, rows, third):
-            call(slice(first, first + third))
-        torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
+        assert_bits_of_parts(call, out, memory)
 
 
 @support.thin_product(3, shape=[(3, 17), (5, 33), (9, 65), (2, 601), (40, 433), (17, 16), (3, 160)], dtype=[F32, BF16])
@@ -163,14 +169,7 @@ def test_streamed_gradients_of_slices(shape: tuple[int, int], dtype: torch.dtype
         def call(at: slice, function: int = function) -> None:
             torch.ops.onepass._softmax_backward.out(g[at], y[at], function, [1], out=out[at])
 
-        call(slice(0, slices))
-        streamed = out.clone()
-        assert (memory[:3] == 9).all()
-        assert (memory[-5:] == 9).all()
-        third = slices // 3
-        for first in range(0, slices, third):
-            call(slice(first, first + third))
-        torch.testing.assert_close(out, streamed, rtol=0, atol=0, equal_nan=True)
+        assert_bits_of_parts(call, out, memory)
         terms = y[2:5].double(), g[2:5].double()
         of_sum = (terms[0] * terms[1]).sum(1, True) if function == 0 else terms[1].sum(1, True)
         want = terms[0] * (terms[1] - of_sum) if function == 0 else terms[1] - terms[0].exp() * of_sum
