@@ -234,6 +234,17 @@ def test_exponentials_and_logarithms(tmp_path):
     torch.testing.assert_close(got[1], torch.log2(x.double()).float(), rtol=1e-7, atol=0, equal_nan=True)
 
 
+def test_maxima_with_and_without_nan(tmp_path):
+    x = torch.randn(2 * N)
+    x[::3] = torch.nan
+    body = """
+    asm("max.f32 %0, %1, %2;" : "=f"(y[t]) : "f"(x[t]), "f"(x[t + 64]));
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y[t + 64]) : "f"(x[t]), "f"(x[t + 64]));"""
+    got = run(tmp_path, body, x, torch.zeros(2 * N))
+    want = torch.cat([torch.fmax(x[:N], x[N:]), torch.maximum(x[:N], x[N:])])
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
 def test_logarithms_of_float64(tmp_path):
     x = torch.rand(N, dtype=torch.float64) * 10
     got = run(tmp_path, "y[t] = log(x[t]);", x, torch.zeros_like(x))

@@ -87,6 +87,7 @@ T largest(T a, T b) {
   if (a != a || b != b) return a != a ? b : a;
   return a > b || (a == b && !std::signbit(a)) ? a : b;
 }
+inline float largest_or_nan(float a, float b) { return a != a || b != b ? NAN : largest(a, b); }
 template <class T>
 T smallest(T a, T b) {
   return std::is_integral_v<T> ? std::min(a, b) : -largest(-a, -b);

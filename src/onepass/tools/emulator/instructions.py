@@ -25,6 +25,8 @@ class Instructions(Operands):
     def made(self, name: str, m: list[str], o: list[str]) -> str:
         if name in IGNORED:
             return ""
+        if name in ("max", "min") and "NaN" in m and (name, m[-1]) != ("max", "f32"):
+            return self.refuse(name, m)
         if name in _PAIRS and m[-1] in ("f16x2", "bf16x2"):
             return self.pairs(_PAIRS[name], m[-1][:-2], o)
         if name in _SIGNS and m[0] not in ("wide", "hi"):
@@ -32,7 +34,8 @@ class Instructions(Operands):
             return self.put(o[0], f"{TYPES[kind]}({self.get(kind, o[1])} {_SIGNS[name]} {self.get(kind, o[2])})", kind)
         if name in _FUNCTIONS:
             values = ", ".join(self.get(m[-1], operand) for operand in o[1:])
-            return self.put(o[0], f"{_FUNCTIONS[name]}({values})", m[-1])
+            function = "largest_or_nan" if name == "max" and "NaN" in m else _FUNCTIONS[name]
+            return self.put(o[0], f"{function}({values})", m[-1])
         if name in _OF_BITS and m == ["b32"]:
             return self.put(o[0], f"{_OF_BITS[name]}({self.get('b32', o[1])})", "u32")
         method = getattr(self, f"{name}_", None)
