@@ -87,7 +87,7 @@ struct ScoredBackward {
     return total.value();
   }
   template <bool kPlain>
-  __attribute__((noinline)) void add_terms(const ScoredRun& run, Sum& total) const {
+  void add_terms(const ScoredRun& run, Sum& total) const {
     constexpr int64_t step = 4 * L, block = 8 * step;  // a lane adds a few numbers, then a few sums
     int64_t i = 0;
     while (i + step <= run.count) {
@@ -187,8 +187,7 @@ struct ScoredBackward {
     int64_t numbers = 0;
     bool fetches = false;  // what comes some runs later
   };
-  __attribute__((noinline)) void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true,
-                                                 const Runs& runs = {}) const {
+  void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
     if (!kHasSums || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
       store_runs<false, true>(run, numbers, clips, runs);
     } else if (p.softcap != 0 || p.has_window()) {
@@ -452,7 +451,7 @@ struct ScoredBackward {
     for (int64_t j = 0; j < tile.count; ++j) sums[j] = A(totals[j]);
   }
   template <bool kPlain>
-  __attribute__((noinline)) void add_to_columns(const ScoredRun& run, Vector* sums, Vector* errors) const {
+  void add_to_columns(const ScoredRun& run, Vector* sums, Vector* errors) const {
     Vector v[1];
     int64_t i = 0;
     for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
