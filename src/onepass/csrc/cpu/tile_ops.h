@@ -25,7 +25,7 @@ struct CompensatedLanes {
   }
 };
 
-constexpr int kMaxShortDepth = 8;  // elements of the longest slice that stays in registers
+constexpr int kMaxShortDepth = kHasFastPaths ? 8 : 0;  // elements of the longest slice that stays in registers
 
 // In rows of more elements four at a time are added in plain floats.
 constexpr int64_t kMaxExactSum = 32;
