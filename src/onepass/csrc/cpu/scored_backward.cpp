@@ -115,7 +115,7 @@ struct ScoredBackward {
     return all.value();
   }
   // Whether a row has an element that takes part: one whose log_softmax is not -inf.
-  __attribute__((noinline)) bool takes_part(const int64_t* row, int64_t first, int64_t last) const {
+  bool takes_part(const int64_t* row, int64_t first, int64_t last) const {
     bool any = false;
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
       const T* const y = rows.template data<const T>(kInput, run);
