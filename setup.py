@@ -55,7 +55,8 @@ FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]  # the stable ABI of torc
 FLAGS += ["-include", str(CSRC / "capi" / "older_glibc.h")]  # that of glibc 2.28
 # libgcc's arithmetic comes along; of C++ nothing is taken from torch, which exports parts of its own libstdc++.
 # torch is already loaded when this library is: no rpath, so one build fits every place torch is installed in.
-LINK = ["-Wl,--as-needed,-z,defs", "-lgcc", "-lstdc++", "-ltorch_cpu", "-lc10", "-ldl", "-lpthread"]
+# Functions in the order of their names: instances of a template are alike, and deflate looks back 32 KB.
+LINK = ["-Wl,--as-needed,-z,defs,--sort-section=name", "-lgcc", "-lstdc++", "-ltorch_cpu", "-lc10", "-ldl", "-lpthread"]
 
 
 class BuildNative(build_ext):

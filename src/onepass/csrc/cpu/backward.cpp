@@ -45,13 +45,13 @@ struct GradTiles {
     for (int i = 0; !kPointwise && i < call.layout.reduced.count; ++i) {
       tile.grad_is_per_row &= call.layout.reduced.dims[i].strides[kGrad] == 0;
     }
-    if constexpr (kDirect && !kPointwise && !std::is_same_v<A, double>) {
+    if constexpr (kHasFastPaths && kDirect && !kPointwise && !std::is_same_v<A, double>) {
       if (inner.size <= Tile::kNarrow * kWidth && !tile.grad_is_per_row) return narrow_slices(tile, begin, end);
     }
     walk.for_each(begin, end, [&](const TileItem& item) {
       load(item, 0, tile);
       if (tile.grad_is_per_row) load_rows(item, tile);
-      if (kDirect && !kPointwise && fits && steps <= kPlainSteps<A> && !tile.grad_is_per_row) {
+      if (kHasFastPaths && kDirect && !kPointwise && fits && steps <= kPlainSteps<A> && !tile.grad_is_per_row) {
         tile.numbers_of_few();
       } else {
         if constexpr (!kPointwise) {
@@ -262,7 +262,7 @@ struct Backward {
         if constexpr (kSimd) chunks(phase, states, begin, end);
         break;
       case CpuRoute::row_runs:
-        if constexpr (kSimd) runs(begin, end);
+        if constexpr (kSimd && kHasFastPaths) runs(begin, end);
         break;
       default:
         if constexpr (kSimd) rows(begin, end);

@@ -152,7 +152,7 @@ struct Forward {
     if (plan.route == CpuRoute::tiles) {
       tiles(begin, end);
     } else if (plan.route == CpuRoute::small_rows) {
-      if constexpr (kSimd && std::is_same_v<X, Y>) groups(begin, end);
+      if constexpr (kHasFastPaths && kSimd && std::is_same_v<X, Y>) groups(begin, end);
     } else if (plan.route == CpuRoute::row_chunks) {
       if constexpr (kSimd) phase == CpuPhase::merge ? merge_chunks(states) : chunks(phase, states, begin, end);
     } else {

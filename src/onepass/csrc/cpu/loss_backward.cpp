@@ -301,7 +301,7 @@ void run_loss_backward(const LossProblem& p, const LossPlan& plan, int64_t begin
   dispatch_type(p.type, [&](auto type) {
     using T = TypeOf<decltype(type)>;
     const auto run = [&](auto in_columns) {
-      plan.is_plain ? LossBackward<T, in_columns.value, true>(p, plan).run(begin, end)
+      plan.is_plain ? LossBackward<T, in_columns.value, kHasFastPaths>(p, plan).run(begin, end)
                     : LossBackward<T, in_columns.value, false>(p, plan).run(begin, end);
     };
     plan.in_columns ? run(std::true_type()) : run(std::false_type());

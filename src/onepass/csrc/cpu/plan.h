@@ -115,7 +115,7 @@ inline CpuPlan make_forward_plan(const Problem& call) {
   plan.stores = !call.is_reduction();
   plan.streaming = kHasStreamingStores && plan.stores && call.address(kX) != call.address(kY) &&
                    rows * n * size_of(call.type(kY)) >= kStreamingBytes;
-  const bool small = layout.view == View::rows &&
+  const bool small = kHasFastPaths && layout.view == View::rows &&
                      call.type(kX) == call.type(kY) &&  // rows of other types are tiles, or alone: less to compile
                      n <= (size_of(call.type(kY)) == 2 ? kMaxSmallRow : 256);
   const int64_t least = small ? kMinSmallRow : layout.view == View::rows ? kMinRow : kMinScatteredRow;
@@ -134,7 +134,9 @@ inline CpuPlan make_forward_plan(const Problem& call) {
 // Backward ------------------------------------------------------------------------------------------------------------
 
 // Do runs of rows go in one loop, everything in registers? All others are long, or have one gradient per row.
-inline bool goes_by_run(const Problem& call) { return !call.grad_is_broadcast() && call.layout.n <= kMaxWholeRow; }
+inline bool goes_by_run(const Problem& call) {
+  return kHasFastPaths && !call.grad_is_broadcast() && call.layout.n <= kMaxWholeRow;
+}
 
 // Does a row of dx consist of whole lines and whole steps? Rows of which a part is streamed are slower than those of
 // which none is, by a fifth to a third.

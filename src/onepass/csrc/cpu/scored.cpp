@@ -59,8 +59,9 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   const bool backward = p.is_backward(), wide = p.accumulator() == DType::float64;
   const int64_t size = wide ? 8 : 4, L = int64_t(sizeof(Vec)) / (wide ? 8 : 4);
   const int64_t most_small = size_of(p.out) == 2 ? kMaxSmallRow : 256;
-  const bool is_small = p.reduced.count <= 1 && (backward ? p.reduced.innermost().strides[kInput] == 1
-                                                          : !wide && stores_in_place(p, false) && p.n <= most_small);
+  const bool is_small =
+      p.reduced.count <= 1 && (backward ? p.reduced.innermost().strides[kInput] == 1
+                                        : kHasFastPaths && !wide && stores_in_place(p, false) && p.n <= most_small);
   const bool in_columns = is_tiled(p, is_small, L);
   const auto column = p.outer.innermost();
   ScoredPlan plan;

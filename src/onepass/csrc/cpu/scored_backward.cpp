@@ -82,7 +82,7 @@ struct ScoredBackward {
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
       const Span in = clips ? rows.inside(run) : Span{0, run.count};
       const ScoredRun part = run.part(in.first, in.last);
-      is_plain(run) ? add_terms<true>(part, total) : add_terms<false>(part, total);
+      is_plain(run) ? add_terms<kHasFastPaths>(part, total) : add_terms<false>(part, total);
     });
     return total.value();
   }
@@ -188,12 +188,13 @@ struct ScoredBackward {
     bool fetches = false;  // what comes some runs later
   };
   void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
-    if (!kHasSums || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
+    constexpr bool can_be_plain = kHasFastPaths && kHasSums;
+    if (!can_be_plain || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
       store_runs<false, true>(run, numbers, clips, runs);
     } else if (p.softcap != 0 || p.has_window()) {
-      store_runs<kHasSums, true>(run, numbers, clips, runs);
+      store_runs<can_be_plain, true>(run, numbers, clips, runs);
     } else {
-      store_runs<kHasSums, !kHasSums>(run, numbers, clips, runs);
+      store_runs<can_be_plain, !can_be_plain>(run, numbers, clips, runs);
     }
   }
   struct NoScores {
@@ -430,7 +431,7 @@ struct ScoredBackward {
     } else {
       for_each_steps(tile, together, [&](const ScoredRun& run) {
         if (together == 1) rows.fetch_step(kInput, p.in, run), rows.fetch_step(kGradOf, p.in, run);
-        is_plain(run) ? add_to_columns<true>(run, of, errors) : add_to_columns<false>(run, of, errors);
+        is_plain(run) ? add_to_columns<kHasFastPaths>(run, of, errors) : add_to_columns<false>(run, of, errors);
       });
     }
     if (has_marks) {

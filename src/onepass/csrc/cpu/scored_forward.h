@@ -280,7 +280,7 @@ struct ScoredForward {
         tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
         return count;
       };
-      if constexpr (!kReduces) {
+      if constexpr (!kReduces && kHasFastPaths) {
         if (p.n + sinks <= kMaxShortDepth && !p.has(kRowLse) && !p.empty_is_zero) {
           load(0);
           tile.short_group(0);
@@ -426,7 +426,7 @@ struct ScoredForward {
     switch (plan.route) {
       case ScoredRoute::rows: whole_rows(begin, end); break;
       case ScoredRoute::small_rows:
-        if constexpr (kIsFloat) small_rows(begin, end);
+        if constexpr (kIsFloat && kHasFastPaths) small_rows(begin, end);
         break;
       case ScoredRoute::columns: p.has(kRowLse) ? columns<A>(begin, end) : columns<Y>(begin, end); break;
       case ScoredRoute::row_chunks: phase == CpuPhase::merge ? merge_chunks(states) : chunks(phase, states, begin, end);

@@ -318,7 +318,7 @@ template <class A>
 ONEPASS_INLINE ScoresWriter<A> scores_writer(const ScoredRows& rows, const int64_t* step) {
   return with_element_type(rows.p.in, [&](auto x) __attribute__((always_inline)) -> ScoresWriter<A> {
     using X = TypeOf<decltype(x)>;
-    constexpr bool can_be_plain = std::is_same_v<A, float>;
+    constexpr bool can_be_plain = kHasFastPaths && std::is_same_v<A, float>;
     return can_be_plain && is_plain(rows.p, step) ? write_runs_of<A, X, can_be_plain> : write_runs_of<A, X, false>;
   });
 }

@@ -23,7 +23,7 @@ struct ScoredWalk {
   alignas(64) int64_t at[kOffsets] = {}, step[kOffsets] = {};  // of the fastest dim
   int64_t index[kMaxDims];
 
-  ScoredWalk(const ScoredGroup& over, int64_t first, int innermost, const int64_t* origin)
+  __attribute__((noinline)) ScoredWalk(const ScoredGroup& over, int64_t first, int innermost, const int64_t* origin)
       : group(over), count(over.count > innermost ? over.count - innermost : 0) {
     std::copy_n(origin, int(kScoredTensors), at);
     for (int i = count - 1; i >= 0; --i) {
@@ -45,7 +45,7 @@ struct ScoredWalk {
 
  private:
   // Steps through the slower dims, too.
-  void carry() {
+  __attribute__((noinline)) void carry() {
     for (int i = count - 1; i >= 0 && index[i] == group.dims[i].size; --i) {
       for (int t = 0; t < kScoredTensors; ++t) {
         at[t] += (i > 0 ? group.dims[i - 1].strides[t] : 0) - index[i] * group.dims[i].strides[t];

@@ -25,7 +25,7 @@ struct CompensatedLanes {
   }
 };
 
-constexpr int kMaxShortDepth = 8;  // elements of the longest slice that stays in registers
+constexpr int kMaxShortDepth = kHasFastPaths ? 8 : 0;  // elements of the longest slice that stays in registers
 
 // In rows of more elements four at a time are added in plain floats.
 constexpr int64_t kMaxExactSum = 32;
@@ -194,7 +194,7 @@ struct TileStates {
     return m + logarithm(sum, error);
   }
   static ONEPASS_INLINE Vec logarithm(Vec sum, Vec error) { return log_high_low({sum, error}).high; }
-  static ONEPASS_INLINE V<double> logarithm(V<double> sum, V<double> error) {
+  static __attribute__((noinline)) V<double> logarithm(V<double> sum, V<double> error) {
     V<double> log = sum + error;
     for (int i = 0; i < kLanes<double>; ++i) log[i] = std::log(log[i]);
     return log;
