@@ -16,7 +16,7 @@ import torch
 from lib.kernels import disassemble, name_of, read_usage, select_kernels
 from lib.paths import CORE
 from lib.plan_tables import BF16, F16, F32, F64, OF_COLUMNS, Access, Plan, Tier, names
-from lib.support import slow, thin_tuples
+from lib.support import slow, thin_product, thin_tuples
 from lib.warmup import needs_nvrtc
 from onepass import native
 from onepass._kernel_compiler import Kernel
@@ -230,19 +230,21 @@ def test_losses_compile(source, arch):
         ptx_of(SOURCES / f"loss_{source}.cu", arch, [f"-D{name}={value}" for name, value in macros.items()])
 
 
+SEGMENT_TYPES = {"bfloat16_t": 4, "float": 4, "double": 2}  # and the size of a vector
+
+
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["80", *map(slow, ("90", "100", "120"))])
-def test_segments_compile(arch):
+@thin_product(
+    11, arch=("80", "90", "100", "120"), dtype=SEGMENT_TYPES, function=("softmax", "log_softmax", "logsumexp")
+)
+def test_segments_compile(arch, dtype, function):
     """Rows alone, heads in an order with a bias, and the batch-invariant mode."""
-    for dtype, vec_size in (("bfloat16_t", 4), ("float", 4), ("double", 2)):
-        for function, backward in itertools.product(("softmax", "log_softmax", "logsumexp"), (0, 1)):
-            tiled, long = (("tiled", 9, 1), ("tiled", 7, vec_size)), (("long", 41, vec_size), ("long", 39, 1))
-            for source, parts, size in (*tiled, *long, ("invariant", 17, 1)):
-                named = {"IN_TYPE": dtype, "OUT_TYPE": dtype, "FUNCTION": f"Function::{function}", "VEC_SIZE": size}
-                named |= {"IS_BACKWARD": backward, "SEGMENT_PARTS": parts, "BIAS_TYPE": dtype, "ROWS_PER_BLOCK": 256}
-                ptx_of(
-                    SOURCES / f"segments_{source}.cu", arch, [f"-D{name}={v}" for name, v in (MACROS | named).items()]
-                )
+    vec_size = SEGMENT_TYPES[dtype]
+    tiled, long = (("tiled", 9, 1), ("tiled", 7, vec_size)), (("long", 41, vec_size), ("long", 39, 1))
+    for backward, (source, parts, size) in itertools.product((0, 1), (*tiled, *long, ("invariant", 17, 1))):
+        named = {"IN_TYPE": dtype, "OUT_TYPE": dtype, "FUNCTION": f"Function::{function}", "VEC_SIZE": size}
+        named |= {"IS_BACKWARD": backward, "SEGMENT_PARTS": parts, "BIAS_TYPE": dtype, "ROWS_PER_BLOCK": 256}
+        ptx_of(SOURCES / f"segments_{source}.cu", arch, [f"-D{name}={v}" for name, v in (MACROS | named).items()])
 
 
 def test_only_the_configuration_reads_macros_of_the_command_line():
