@@ -133,7 +133,10 @@ def test_batches_of_any_of_the_tensors(function, case, engine, device):
 
 def test_a_batch_of_masks(function, device):
     x, masks = maker(F64, device)(3, 4), half_true(maker(F64, device, 2), 5, 3, 4)
-    call = lambda mask: ours(function)(x, -1, mask=mask, empty="zero")  # noqa: E731
+
+    def call(mask: Tensor) -> Tensor:
+        return ours(function)(x, -1, mask=mask, empty="zero")
+
     want = torch.stack([defined(function, x, -1, {"mask": mask, "empty": "zero"}) for mask in masks])
     torch.testing.assert_close(torch.func.vmap(call)(masks), want)
     torch.testing.assert_close(torch.func.vmap(torch.func.vmap(call))(masks[None]), want[None])

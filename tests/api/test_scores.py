@@ -101,8 +101,13 @@ def drawn(seed: int, device: str) -> tuple[Tensor, Any, Options, dict[str, Any]]
     dims = pick.sample(range(-rank, 0), pick.choice((1, 1, 1, pick.randint(1, rank)))) if rank else [0]
     reduced = {d % max(rank, 1) for d in dims}
     rows = tuple(1 if d in reduced else size for d, size in enumerate(shape))
-    has = lambda: pick.random() < 0.35  # noqa: E731
-    side = lambda shape: make(*broadcast(pick, shape)).to(pick.choice((dtype, F32, BF16))).to(device)  # noqa: E731
+
+    def has() -> bool:
+        return pick.random() < 0.35
+
+    def side(shape: tuple[int, ...]) -> Tensor:
+        return make(*broadcast(pick, shape)).to(pick.choice((dtype, F32, BF16))).to(device)
+
     options: Options = {}
     if has():
         options["scale"] = pick.choice((pick.uniform(-1, 1), positive(side(rows)) / 3, 2))

@@ -33,7 +33,7 @@ typedef uint16_t WideUint16Vec __attribute__((vector_size(4 * kWidth)));
 using Lanes = std::make_index_sequence<kWidth>;
 
 // Beside a general path there may be one for what is frequent. Where there are several instruction sets, the baseline,
-// which serves x86 processors from before AVX2 alone (2013 to 2015), has none of these: less to compile and to carry.
+// which serves x86 processors without AVX2 alone, has none of these: less to compile and to carry.
 constexpr bool kHasFastPaths =
 #if defined(ONEPASS_AVX2) && !defined(__AVX2__)
     false;
