@@ -28,11 +28,12 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "odd heads": ("log_softmax", F16, (3,), [700, 1, 0, 900]),
     "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
     "wide": ("logsumexp", F64, (64,), [20, 1, 0, 90]),
+    "as long as a tile": ("logsumexp", BF16, (), [2043, 0, 5]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
     "pieces": ("softmax", F32, (), [2050 + 61 * k for k in range(20)] + [9, 20000, 0] + 3 * [2300]),
     "pieces of heads": ("softmax", BF16, (8,), [700, 90, 9000, 0, 2100]),
 }
-QUICK = ("short", "long")
+QUICK = ("short", "long", "as long as a tile")
 
 
 def expected(function: str, scores: Tensor, lengths: list[int], order: Tensor | None) -> Tensor:
@@ -191,6 +192,36 @@ def test_drawn_segments(emulator, seed):
     largest = max(1.0, of_x[of_x.isfinite()].abs().max().item() if of_x.isfinite().any() else 1.0)
     tolerance = 3 * TOLERANCE[dtype]
     torch.testing.assert_close(dx.double(), of_x, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("inner", [(), slow((8,)), slow((3,))])
+def test_bits_do_not_depend_on_what_shared_memory_held(emulator, inner, dtype):
+    """What it holds is drawn for each call."""
+    lengths = [k % 40 for k in range(700)]
+    offsets, n = torch.tensor([0, *lengths]).cumsum(0), sum(lengths)
+    x, grad = (maker(dtype)(n, *inner) for _ in range(2))
+    results = []
+    for _ in range(6):
+        y, dx = torch.empty_like(x), torch.empty_like(x)
+        emulator.segments("softmax", {"x": x, "y": y}, offsets)
+        emulator.segments("softmax", {"y": y, "grad": grad, "dx": dx}, offsets)
+        results.append(torch.stack((y, dx)))
+    assert all(torch.equal(each, results[0]) for each in results)
+    assert results[0].isfinite().all()
+
+
+def test_a_sum_that_overflows_stays_in_its_row(emulator):
+    lengths = [k % 11 for k in range(300)]
+    row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    offsets, n, is_large = torch.tensor([0, *lengths]).cumsum(0), sum(lengths), row % 3 == 0
+    make = maker(F32)
+    y, grad = make(n), torch.where(is_large, 3e38 * make(n).sign(), make(n))
+    y[is_large] = 1
+    dx = torch.empty_like(y)
+    emulator.segments("softmax", {"y": y, "grad": grad, "dx": dx}, offsets)
+    sums = torch.zeros(len(lengths), dtype=F64).index_add(0, row, (y * grad).double())
+    assert_close(dx[~is_large], (y * (grad.double() - sums[row]))[~is_large], F32)
 
 
 @pytest.mark.parametrize("offsets", [[0, -5, 10**12, 20, 9000], [9000, 4500, 0], [7, 8]])

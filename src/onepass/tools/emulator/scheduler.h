@@ -164,13 +164,24 @@ inline void run_together(Grid* grid, Kernel kernel, Order order) {
   if (!grid->messages.empty()) fail("a message to a block that is over");
 }
 
+// What others have left in shared memory: NaNs of every type, any bits, or the largest numbers of either sign.
+inline void fill_shared(std::vector<char>& memory, std::mt19937& draw) {
+  const uint32_t kind = draw() % 3;
+  uint32_t words[61];
+  for (uint32_t& word : words)
+    word = kind == 0 ? ~0u : kind == 1 ? uint32_t(draw()) : draw() & 1 ? 0xff7fff7fu : 0x7f7f7f7fu;
+  for (size_t at = 0; at < memory.size(); at += sizeof words)
+    std::memcpy(&memory[at], words, std::min(sizeof words, memory.size() - at));
+}
+
 inline std::unique_ptr<Block> made_block(Grid* grid, uint32_t number, uint32_t rank, size_t shared) {
   const Launch& launch = grid->launch;
   auto block = std::make_unique<Block>();
   block->grid = grid, block->rank = rank;
   block->x = number % launch.grid_x, block->y = number / launch.grid_x;
   block->size = shared;
-  block->memory.assign(shared + 16, char(0xff));  // NaN in every type
+  block->memory.resize(shared + 16);
+  fill_shared(block->memory, grid->draw);
   block->shared = block->memory.data() + (16 - uint64_t(block->memory.data()) % 16) % 16;
   block->threads.resize(launch.block);
   for (uint32_t t = 0; t < launch.block; ++t) {

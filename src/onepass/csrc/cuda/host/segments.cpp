@@ -11,10 +11,12 @@ namespace {
 
 constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
 constexpr int kPadBytes = 32;                // between the elements of strips, at most
-constexpr int kStaticBytes = 8192;           // of shared memory that the kernel of tiles declares, at most
-// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-28): warps of a block; values of a thread, twice as many
-// of vectors of heads but in gradients, half as many doubles; lanes beside each other that have an item's heads, or
-// bytes of these where they are no vectors; groups of such lanes that have other heads.
+constexpr int kStaticBytes = 20480;          // of shared memory that the kernel of tiles declares, at most
+// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-29): from how many items of a row on the average, and of
+// a multiprocessor, tiles without heads are twice as large; warps of a block; values of a thread, twice as many in
+// large tiles and of vectors of heads but in gradients, half as many doubles; lanes beside each other that have an
+// item's heads, or bytes of these where they are no vectors; groups of such lanes that have other heads.
+constexpr int kLargeTileMean = 8, kLargeTileItems = 8192;
 constexpr int kTileWarps = 4, kStripValues = 16, kHeadLanes = 2, kHeadBytes = 32, kMostGroups = 8;
 // The batch-invariant kernel: threads of a block, and waves of blocks.
 constexpr int kInvariantThreads = 256;
@@ -126,7 +128,11 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const int64_t of_lanes = ceil_div(vectors, 1 << map.head_lanes_log2);
   int capacity = 0, groups = 1;
   while (groups < std::min<int64_t>(of_lanes, kMostGroups)) groups *= 2;
-  const int values = kStripValues * (vec_size > 1 && !sums ? 2 : 1) / (is_wide ? 2 : 1);
+  const int64_t mean = map.items / std::max<int64_t>(1, map.segments);
+  const bool is_dense_forward = is_dense && !sums && !is_pointwise && !is_wide;
+  const bool has_large_tiles =
+      is_dense_forward && mean >= kLargeTileMean && map.items >= kLargeTileItems * gpu.sm_count;
+  const int values = kStripValues * ((vec_size > 1 && !sums) || has_large_tiles ? 2 : 1) / (is_wide ? 2 : 1);
   const int strip = std::max(1, values / vec_size);
   for (;; groups /= 2) {
     const int warps = std::max(groups, is_dense || vec_size > 1 ? kTileWarps : 2 * kTileWarps);

@@ -16,7 +16,10 @@ struct Exchange {
   Vector<typename C::A, C::kVecSize> open[kWarps][kMostHeadLanes<C>], first[kWarps][kMostHeadLanes<C>];
   bool has_begin[kWarps];
 };
-// The runs of a strip. `begins` has a bit for each item that a row begins with.
+constexpr int kQuads = 16;  // of bits
+
+// The runs of a strip. `begins` has a bit for each item that a row begins with. `goes_on` has for each four bits four
+// numbers: 1 where an item is in the run of the item before it, else 0.
 template <class C>
 struct Runs {
   typedef typename C::A A;
@@ -24,13 +27,20 @@ struct Runs {
   typedef Vector<A, V> Values;
 
   const unsigned begins;
+  const uint32_t quads;  // where they are in shared memory
   const int head_lanes, lane, warp, group_warps;
   int start;      // the last lane up to this one that a row begins in, or the first one that has the same heads
   int next;       // the next lane that a row begins in, or -1
   bool is_inner;  // whether a row begins in a lane before this one
 
-  __device__ Runs(unsigned begins, int head_lanes, int group_warps)
+  static_assert(K % 4 == 0, "bits are looked up by four");
+  static __device__ void fill(Vector<A, 4>* quads) {
+    if (threadIdx.x >= kQuads) return;
+    unroll<4>([&](int i) { quads[threadIdx.x].at[i] = threadIdx.x >> i & 1 ? 0 : 1; });
+  }
+  __device__ Runs(unsigned begins, const Vector<A, 4>* quads, int head_lanes, int group_warps)
       : begins(begins),
+        quads(smem_address(quads)),
         head_lanes(head_lanes),
         lane(threadIdx.x % 32),
         warp(threadIdx.x / 32),
@@ -54,34 +64,37 @@ struct Runs {
     spread(values, total);
   }
   // The same for sums. A product with 0 or 1 takes the place of a choice: it is one operation with the addition, and
-  // needs no predicate. Strips with numbers that are not finite choose. `kGrows`: whether no number is negative, so
-  // that a run's total is its maximum.
-  template <bool kGrows>
-  __device__ void add(Values (&values)[K], Exchange<C>& exchange) const {
-    A goes_on[K], is_first = 1, check = 0;  // 1 where item k is in the run of the item before it, else 0
-    unroll<K>([&](int k) { goes_on[k] = A(__uint_as_float((~begins & 1u << k) * (0x3f800000u >> k))); });
-    Values first = all_of(0), last = first, before, total;
-    unroll<K>([&](int k) {
-      is_first *= goes_on[k];
-      unroll<V>([&](int v) {
-        last.at[v] = last.at[v] * goes_on[k] + values[k].at[v];
-        first.at[v] = is_first * values[k].at[v] + first.at[v];
-      });
+  // needs no predicate. Strips with numbers that are not finite choose, unless `kAreFinite`. `kGrows`: whether no
+  // number is negative, so that a run's total is its maximum. Gives whether `is_right` of all threads; if not, the
+  // values are not changed, and numbers that are not finite do no harm.
+  template <bool kGrows, bool kAreFinite>
+  __device__ bool add(Values (&values)[K], Exchange<C>& exchange, bool is_right = true) const {
+    A goes_on[K];
+    look_up(goes_on);
+    Values first = values[K - 1], last = all_of(0), before, total;
+    unroll<K>([&](int k) { unroll<V>([&](int v) { last.at[v] = last.at[v] * goes_on[k] + values[k].at[v]; }); });
+    unroll<K>([&](int i) {
+      const int k = K - 1 - i, at = k ? k - 1 : 0;
+      unroll<V>([&](int v) { first.at[v] = first.at[v] * goes_on[k] + (k ? values[at].at[v] : A(0)); });
     });
-    // What is not finite has gone through all products.
-    unroll<V>([&](int v) { check += last.at[v] * A(0); });
-    if (check != 0) find_ends(values, first, last, Sum());
-    across(first, last, before, total, exchange, Sum());
-    unroll<V>([&](int v) { check += (before.at[v] + total.at[v]) * A(0); });
-    if (check != 0) {
+    // What is not finite has gone through all products, from either end.
+    A check = 0;
+    if (!kAreFinite) {
+      unroll<V>([&](int v) { check += (first.at[v] + last.at[v]) * A(0); });
+      if (check != 0) find_ends(values, first, last, Sum());
+    }
+    if (!across(first, last, before, total, exchange, Sum(), is_right)) return false;
+    if (!kAreFinite) unroll<V>([&](int v) { check += (before.at[v] + total.at[v]) * A(0); });
+    // Sums of either sign may overflow where their total does not.
+    if (!kGrows || check != 0) {
       accumulate(values, before, Sum());
       spread(values, total);
-      return;
+      return true;
     }
+    look_up(goes_on);  // again, so that no registers hold them meanwhile
     unroll<K>([&](int k) {
       unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on[k] + values[k].at[v]; });
     });
-    if (!kGrows) return spread(values, total);
     unroll<K>([&](int i) {
       const int k = K - 1 - i, after = k + 1 < K ? k + 1 : k;
       unroll<V>([&](int v) {
@@ -89,9 +102,17 @@ struct Runs {
         values[k].at[v] = total.at[v];
       });
     });
+    return true;
   }
 
  private:
+  __device__ void look_up(A (&goes_on)[K]) const {
+    unroll<K / 4>([&](int i) {
+      const Vector<A, 4> quad =
+          load_smem<Vector<A, 4>>(quads + (begins >> 4 * i & (kQuads - 1)) * (int)sizeof(Vector<A, 4>));
+      unroll<4>([&](int j) { goes_on[4 * i + j] = quad.at[j]; });
+    });
+  }
   static __device__ Values all_of(A value) {
     Values all;
     unroll<V>([&](int v) { all.at[v] = value; });
@@ -132,9 +153,10 @@ struct Runs {
     });
   }
   // From the first and the last run of the strip: what the first one has before the strip, and the total of the last.
+  // Gives whether `is_right` of all threads.
   template <class Op>
-  __device__ void across(Values first, const Values& last, Values& before, Values& total, Exchange<C>& exchange,
-                         Op op) const {
+  __device__ bool across(Values first, const Values& last, Values& before, Values& total, Exchange<C>& exchange, Op op,
+                         bool is_right = true) const {
     // Over the lanes of the warp.
     Values all = last;
     for (int by = head_lanes; by < 32; by *= 2) {
@@ -151,15 +173,14 @@ struct Runs {
     if (group_warps == 1) {
       unroll<V>([&](int v) { all.at[v] = __shfl_sync(0xffffffffu, all.at[v], (-head_lanes & 31) | lane); });
       total = next >= 0 ? there : all;
-      __syncthreads();
-      return;
+      return __syncthreads_and(is_right);
     }
     const int of_heads = lane & (head_lanes - 1);
     const bool has_any = is_inner || begins || next >= 0, is_last = lane >= 32 - head_lanes;
     if (is_last) exchange.open[warp][of_heads] = all;
     if (has_any ? begins && !is_inner : is_last) exchange.first[warp][of_heads] = has_any ? first : all;
     if (lane == 0) exchange.has_begin[warp] = has_any;
-    __syncthreads();
+    if (!__syncthreads_and(is_right)) return false;
     Values from = all_of(Op::template identity<A>()), to = exchange.open[warp][of_heads];
 #pragma unroll 1
     for (int i = warp - 1; i >= warp / group_warps * group_warps; --i) {
@@ -176,5 +197,6 @@ struct Runs {
       before = both(from, before, op);
       if (!begins) total = both(from, total, op);
     }
+    return true;
   }
 };

@@ -21,9 +21,16 @@ struct Tile {
   int chunk;  // of the heads
 };
 
+// Rounds of rows, one for each thread, whose offsets may be copied ahead: as shared memory has room. A tile of heads
+// has few rows.
+constexpr int kRounds = !C::kSingle ? 0 : (C::kHasSecond && sizeof(In) > 2 ? 128 : 512) / kThreads;
+
 struct Shared {
-  unsigned begins[2][kThreads * K / 32 + 1];  // of two tiles: a bit for each item that a row begins with
-  Exchange<C> exchanges[2];                   // they take turns
+  unsigned begins[2][kThreads + 1];  // of two tiles: for each strip a bit for each item that a row begins with
+  Vector<int64_t, 2> offsets[2][kRounds ? kRounds : 1]
+                            [kRounds ? kThreads : 1];  // of two tiles: where rows begin and end
+  Exchange<C> exchanges[2];                            // they take turns
+  Vector<A, 4> goes_on[kQuads];                        // see Runs
 };
 
 // Where an element of a tile is in shared memory. Some bytes lie between the elements of neighbouring strips, so that
@@ -105,6 +112,7 @@ struct BlockTiles {
         pitch(C::kSingle ? 1 : map.pitch),
         capacity(C::kSingle ? kThreads * K : (32 * map.group_warps >> map.head_lanes_log2) * K) {
     clear(0), clear(1);
+    Runs<C>::fill(shared.goes_on);
     __syncthreads();
   }
   // Where the elements of a tile are in shared memory.
@@ -118,9 +126,7 @@ struct BlockTiles {
     return (A*)(dynamic_smem + 2 * map.buffer_bytes + which * each);
   }
   // Forgets where rows begin.
-  __device__ void clear(int buffer) const {
-    for (int i = threadIdx.x; i < kThreads * K / 32 + 1; i += kThreads) shared.begins[buffer][i] = 0;
-  }
+  __device__ void clear(int buffer) const { shared.begins[buffer][threadIdx.x] = 0; }
   // Where a place of the inner dims is in a tensor.
   __device__ int64_t place_of(int tensor, int64_t column) const {
     if (C::kSingle || map.dims == 0) return 0;
@@ -141,45 +147,78 @@ struct BlockTiles {
     return true;
   }
 
+  struct Bounds {
+    int64_t from, to;
+  };
+  __device__ Bounds copied_bounds(int buffer, int row) const {
+    const Vector<int64_t, 2> wide = shared.offsets[buffer][row / kThreads][row % kThreads];
+    if (map.has_wide_indices) return {wide.at[0], wide.at[1]};
+    return {(int)wide.at[0], (int)(wide.at[0] >> 32)};
+  }
+  // Begins to copy the offsets of rows from `segment` to before `last`, in so many rounds.
+  __device__ void fetch_offsets(int64_t segment, int64_t last, int buffer, int rounds) const {
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      const int64_t row = segment + round * kThreads + threadIdx.x;
+      if (row >= last) return;
+      const uint32_t to = smem_address(&shared.offsets[buffer][round][threadIdx.x]);
+      const char* const from = (const char*)map.offsets + (row << (map.has_wide_indices ? 3 : 2));
+      unroll<2>([&](int i) {
+        if (map.has_wide_indices)
+          AsyncCopy::start<8>(to + i * 8, from + i * 8);
+        else
+          AsyncCopy::start<4>(to + i * 4, from + i * 4);
+      });
+    }
+  }
   // The next tile of rows from `segment`, whose first item is `begin`, to before `last`. Both move behind it. Rows that
-  // do not fit are passed over, and listed. Threads have waited for each other at least once.
-  __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, LongRowList& passed_over) {
+  // do not fit are passed over, and listed. The thread's offsets have been copied for `rounds`, which becomes what is
+  // worth copying for the tile to come. Threads have waited for each other at least once.
+  __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, int& rounds,
+                       LongRowList& passed_over) {
     unsigned* const begins = shared.begins[buffer];
+    const auto begins_at = [&](unsigned item) { atomicOr(&begins[item / K], 1u << item % K); };
+    int copied = rounds;  // rounds of the rows to come whose offsets are there
     Tile tile = {};
     if (segment >= last) __syncthreads();
     while (segment < last) {
-      tile.segment = segment;
-      tile.begin = begin, tile.chunk = first_chunk;
-      tile.shift = shift_of(begin);
+      tile.segment = segment, tile.begin = begin, tile.chunk = first_chunk, tile.shift = shift_of(begin);
       const int begin_at = C::kSingle ? tile.shift : 0;
-      const unsigned room = (unsigned)min(map.items - tile.begin, (int64_t)(capacity - begin_at));
-      for (int passed = kThreads; passed == kThreads; segment += passed) {
-        const int64_t row = segment + threadIdx.x;
+      const unsigned room = (unsigned)min(map.items - begin, (int64_t)(capacity - begin_at));
+      int passed = kThreads, round = 0;
+      for (; passed == kThreads; ++round) {
         bool fits = false;
-        if (row < last) {
-          const uint64_t from = offset_of(map, row) - tile.begin, to = offset_of(map, row + 1) - tile.begin;
-          const unsigned at = (unsigned)from, end = (unsigned)to, count = end - at;
-          fits = (from | to) >> 32 == 0 && end <= room && at <= end && count <= (unsigned)map.short_items;
-          if (fits && count) atomicOr(&begins[(at + begin_at) / 32], 1u << (at + begin_at) % 32);
+        if ((int)threadIdx.x < last - segment) {
+          const Bounds bounds =
+              round < copied ? copied_bounds(buffer, round * kThreads + (int)threadIdx.x)
+                             : Bounds{offset_of(map, segment + threadIdx.x), offset_of(map, segment + threadIdx.x + 1)};
+          const uint64_t from = bounds.from - begin, to = bounds.to - begin;
+          const unsigned at = (unsigned)from, end = (unsigned)to;
+          // Where a row does not fit, none behind it does.
+          fits = (from | to) >> 32 == 0 && end <= room && at <= end;
+          if (fits && at < end) begins_at(at + begin_at);
         }
         passed = __syncthreads_count(fits);
+        segment += passed;
       }
       tile.rows = segment - tile.segment;
-      if (tile.rows == 0) passed_over.add(segment++);
-      begin = first_item(segment);
-      if (tile.rows == 0) continue;
+      if (tile.rows == 0) {
+        passed_over.add(segment++);
+        begin = item_of(offset_of(map, segment));
+        copied = 0;
+        continue;
+      }
+      begin = item_of(round <= copied ? copied_bounds(buffer, (int)tile.rows - 1).to : offset_of(map, segment));
+      rounds = min(round, kRounds);
       const uint64_t items = begin - tile.begin;
       tile.items = items > room ? 0 : (int)items;
-      const int at = tile.items + begin_at;
-      if (threadIdx.x == 0) atomicOr(&begins[at / 32], 1u << at % 32);
+      if (threadIdx.x == 0) begins_at(tile.items + begin_at);
       return tile;
     }
     tile.rows = 0;
     return tile;
   }
-  __device__ int64_t first_item(int64_t segment) const {
-    return min(max(offset_of(map, segment), (int64_t)0), (int64_t)map.items);
-  }
+  __device__ int64_t item_of(int64_t offset) const { return min(max(offset, (int64_t)0), (int64_t)map.items); }
   // Begins to copy the elements of a tile to shared memory.
   __device__ void copy(const Tile& tile, int buffer) const {
     copy<In>(tile, kItemFirst, first(buffer));
@@ -284,18 +323,18 @@ template <class Epilogue>
 __device__ inline A result_of(A value, A l) {
   if constexpr (Epilogue::kTakesExp) {
     if constexpr (sizeof(A) == 8) return value / (l + (l - l));  // of inf all are NaN
-    return value * reciprocal(l);
+    return value * (sizeof(Out) == 2 ? approximate_reciprocal(l) : reciprocal(l));
   } else if constexpr (!Epilogue::kOnePerRow) {
     return Epilogue(State<A>{0, l + (l - l)})(value);
   }
   return value;
 }
 
-// Whether all scores are small. None is a NaN then. All threads of the block take part.
+// Whether the scores are small. None is a NaN then.
 __device__ inline bool are_small(const Values (&scores)[K]) {
   float most = 0;
   unroll<K>([&](int k) { unroll<V>([&](int v) { most = larger_or_nan(most, fabsf((float)scores[k].at[v])); }); });
-  return __syncthreads_and(most <= kSmall);
+  return most <= kSmall;
 }
 // Computes the functions of a tile whose elements are in shared memory, or its gradients.
 __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const unsigned* begins, int buffer,
@@ -303,28 +342,45 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
   const SegmentMap& map = tiles.map;
   const Strip& strip = tiles.strip;
   const int shift = C::kSingle ? 0 : tile.shift, at = strip.number * K;
-  constexpr unsigned kAll = K == 32 ? 0xffffffffu : (1u << K) - 1;
-  const Runs<C> runs(begins[at / 32] >> at % 32 & kAll, strip.head_lanes, C::kSingle ? kWarps : map.group_warps);
+  const Runs<C> runs(begins[strip.number], shared.goes_on, strip.head_lanes, C::kSingle ? kWarps : map.group_warps);
   Values values[K], others[C::kSums ? K : 1], totals[K];
   const int first = tiles.first(buffer), second = tiles.second(buffer);
-  if constexpr (C::kHasSecond) {
-    Vector<Second, V> raw[K];
-    strip.load<Second>(second, shift, [&](int k, int v, Second of) { raw[k].at[v] = of; });
-    strip.load<In>(first, shift, [&](int k, int v, In of) {
-      values[k].at[v] = C::kSums ? A(to_acc(of)) : A(score_of<C>(map, of, raw[k].at[v]));
-      if constexpr (C::kSums) others[k].at[v] = to_acc(raw[k].at[v]);
-    });
-  } else {
-    strip.load<In>(first, shift, [&](int k, int v, In of) { values[k].at[v] = score_of<C>(map, of, Second()); });
-  }
   const auto for_all = [](auto f) { unroll<K>([&](int k) { unroll<V>([&](int v) { f(k, v); }); }); };
+  const A factor = factor_of<C>(map);
+  const auto scale = [&] {
+    if (factor != 1) for_all([&](int k, int v) { values[k].at[v] *= factor; });
+  };
+  // The scores, or what a gradient is made of.
+  const auto load = [&] {
+    strip.load<In>(first, shift, [&](int k, int v, In of) { values[k].at[v] = to_acc(of); });
+    if constexpr (!C::kSums) scale();
+    if constexpr (C::kHasSecond) {
+      strip.load<Second>(second, shift, [&](int k, int v, Second of) {
+        if constexpr (C::kSums)
+          others[k].at[v] = to_acc(of);
+        else
+          values[k].at[v] += A(to_acc(of));
+      });
+    }
+  };
+  // What is in the tile's memory before and behind its items does not count, not even for how sums are made.
+  const auto clear_outside = [&](Values(&numbers)[K]) {
+    const int own = at - (C::kSingle ? tile.shift : 0);
+    if (own >= 0 && own + K <= tile.items) return;
+    for_all([&](int k, int v) {
+      if (!is_inside(own + k, tile.items)) numbers[k].at[v] = 0;
+    });
+  };
+  load();
   if constexpr (C::kSums) {
     for_all([&](int k, int v) { totals[k].at[v] = term_of<C>(values[k].at[v], others[k].at[v]); });
-    runs.add<false>(totals, shared.exchanges[0]);
+    clear_outside(totals);
+    runs.add<false, false>(totals, shared.exchanges[0]);
+    if constexpr (C::kSingle) load();  // so that no registers hold them meanwhile
     for_all([&](int k, int v) {
-      values[k].at[v] =
-          factor_of<C>(map) * C::Policy::Grad::template result<Out>(values[k].at[v], others[k].at[v], totals[k].at[v]);
+      values[k].at[v] = C::Policy::Grad::template result<Out>(values[k].at[v], others[k].at[v], totals[k].at[v]);
     });
+    scale();
   } else if constexpr (C::kPointwise) {
     // The item that the row begins with, as a number, where the numbers of the row are.
     for_all([&](int k, int v) { totals[k].at[v] = runs.has(k) ? A(at + k) : A(-1); });
@@ -332,7 +388,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
     for_all([&](int k, int v) {
       const int number = max((int)totals[k].at[v], 0) * tiles.pitch + strip.head + v;
       const A lse = tiles.numbers(0, buffer)[number], grad = tiles.numbers(1, buffer)[number];
-      values[k].at[v] = factor_of<C>(map) * C::Policy::Grad::template result<Out>(values[k].at[v], grad, lse);
+      values[k].at[v] = factor * C::Policy::Grad::template result<Out>(values[k].at[v], grad, lse);
     });
   } else {
     const auto keep = [&](int which, auto number) {
@@ -342,19 +398,17 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       });
     };
     const auto itself = [](A total) { return total; };
+    // Where all scores of the tile are small, all does without maxima. Whether they are is known with the sums.
+    bool is_done = false;
+    clear_outside(values);
     if constexpr (kMayHaveNoMaxima<C>) {
-      // What is in the tile's memory before and behind its items does not count.
-      const int own = at - (C::kSingle ? tile.shift : 0);
-      if (own < 0 || own + K > tile.items) {
-        for_all([&](int k, int v) {
-          if (!is_inside(own + k, tile.items)) values[k].at[v] = 0;
-        });
-      }
-    }
-    if (kMayHaveNoMaxima<C> && are_small(values)) {
+      const bool are = are_small(values);
       for_all([&](int k, int v) { totals[k].at[v] = values[k].at[v] = exp_of_small<Out>((float)values[k].at[v]); });
-      if constexpr (C::kReduces) keep(0, [](A) { return A(0); });
-    } else {
+      is_done = runs.add<true, true>(totals, shared.exchanges[1], are);
+      if (C::kReduces && is_done) keep(0, [](A) { return A(0); });
+    }
+    if (!is_done) {
+      if constexpr (kMayHaveNoMaxima<C>) load(), clear_outside(values);
       for_all([&](int k, int v) { totals[k] = values[k]; });
       runs.reduce(totals, shared.exchanges[0], Max());
       if constexpr (C::kReduces) keep(0, itself);
@@ -365,8 +419,8 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
         totals[k].at[v] = exp_for_sum<Out>(value);
         if constexpr (C::ElementEpilogue::kTakesExp) value = totals[k].at[v];
       });
+      runs.add<true, false>(totals, shared.exchanges[1]);
     }
-    runs.add<true>(totals, shared.exchanges[1]);
     if constexpr (C::kReduces) keep(1, itself);
     for_all([&](int k, int v) { values[k].at[v] = result_of<C::ElementEpilogue>(values[k].at[v], totals[k].at[v]); });
   }
@@ -402,7 +456,7 @@ __device__ inline void store_rows(const BlockTiles& tiles, const Tile& tile, int
   });
 }
 
-constexpr int kMinWarps = sizeof(A) == 8 ? 12 : V > 1 ? 16 : 24;  // of a multiprocessor
+constexpr int kMinWarps = sizeof(A) == 8 ? 12 : V > 1 || K > 16 ? 16 : C::kSingle ? 20 : 24;  // of a multiprocessor
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? kMinWarps / kWarps : 1)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
@@ -414,11 +468,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? 
   find_segments(map, bounds, found);
   int64_t segment = range ? found[0] : 0;
   const int64_t last = range + 1 < ranges ? found[1] : map.segments;
-  int64_t begin = tiles.first_item(segment);
-  int buffer = 0, begins = 0;
+  int64_t begin = tiles.item_of(offset_of(map, segment));
+  int buffer = 0, begins = 0, rounds = min(1, kRounds);
   LongRowList passed_over(map);
-  Tile tile = tiles.find(segment, begin, last, begins, passed_over);
+  tiles.fetch_offsets(segment, last, begins, rounds);
+  AsyncCopy::commit();
+  AsyncCopy::wait<0>();
+  Tile tile = tiles.find(segment, begin, last, begins, rounds, passed_over);
   if (tile.items > 0) tiles.copy(tile, buffer);
+  tiles.fetch_offsets(segment, last, begins ^ 1, rounds);
   AsyncCopy::commit();
   while (tile.rows > 0) {
     if constexpr (C::kPointwise) {
@@ -434,8 +492,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? 
     if (moves_on)
       __syncthreads();
     else
-      next = tiles.find(segment, begin, last, begins ^ 1, passed_over);
+      next = tiles.find(segment, begin, last, begins ^ 1, rounds, passed_over);
     if (next.items > 0) tiles.copy(next, buffer ^ 1);
+    if (!moves_on) tiles.fetch_offsets(segment, last, begins, rounds);
     AsyncCopy::commit();
     if (tile.items > 0) compute(tiles, tile, shared.begins[begins], buffer, shared);
     if (!moves_on) tiles.clear(begins), begins ^= 1;
