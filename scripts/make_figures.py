@@ -51,6 +51,7 @@ FILES = {
     "columns": "columns-h200-2026-11-28.json",
     "columns-backward": "columns-h200-2026-11-24.json",
     "losses": "losses-h200-2026-11-27.json",
+    "losses-compile": "losses-compile-h200-2026-11-29.json",
     "scores": "scores-h200-2026-11-29.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
@@ -207,17 +208,22 @@ def scores() -> str:
     for line in lines(rows_of("scores")):
         values = line.fraction(), line.speedup("torch"), line.speedup("torch-compile")
         case = line.case.replace("softmax backward", "gradient")
-        body.append([case, line.dtype, *("-" if value is None else f"{value:.2f}" for value in values)])
+        body.append([case, line.dtype, *(_ratio(value) for value in values)])
     return markdown(["case", "dtype", "of the limit", "x torch", "x torch.compile"], body)
 
 
 def losses() -> str:
     """A line a case: the fraction of the limit's speed, and the times as fast as others."""
+    compiled = {(line.case, line.dtype): line.speedup("torch-compile") for line in lines(rows_of("losses-compile"))}
     body = []
     for line in lines(rows_of("losses")):
-        values = line.fraction(), *(line.speedup(other) for other in ("torch", "liger", "quack"))
-        body.append([line.case, line.dtype, *("-" if value is None else f"{value:.2f}" for value in values)])
-    return markdown(["case", "dtype", "of the limit", "x torch", "x Liger", "x QuACK"], body)
+        ratios = *(line.speedup(other) for other in ("torch", "liger", "quack")), compiled[line.case, line.dtype]
+        body.append([line.case, line.dtype, *(_ratio(value) for value in (line.fraction(), *ratios))])
+    return markdown(["case", "dtype", "of the limit", "x torch", "x Liger", "x QuACK", "x torch.compile"], body)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def segments(key: str) -> str:

@@ -69,13 +69,12 @@ struct Runs {
   // values are not changed, and numbers that are not finite do no harm.
   template <bool kGrows, bool kAreFinite>
   __device__ bool add(Values (&values)[K], Exchange<C>& exchange, bool is_right = true) const {
-    A goes_on[K];
-    look_up(goes_on);
+    GoesOn goes_on(quads, begins);
     Values first = values[K - 1], last = all_of(0), before, total;
-    unroll<K>([&](int k) { unroll<V>([&](int v) { last.at[v] = last.at[v] * goes_on[k] + values[k].at[v]; }); });
+    unroll<K>([&](int k) { unroll<V>([&](int v) { last.at[v] = last.at[v] * goes_on.at(k) + values[k].at[v]; }); });
     unroll<K>([&](int i) {
       const int k = K - 1 - i, at = k ? k - 1 : 0;
-      unroll<V>([&](int v) { first.at[v] = first.at[v] * goes_on[k] + (k ? values[at].at[v] : A(0)); });
+      unroll<V>([&](int v) { first.at[v] = first.at[v] * goes_on.at(k) + (k ? values[at].at[v] : A(0)); });
     });
     // What is not finite has gone through all products, from either end.
     A check = 0;
@@ -91,14 +90,16 @@ struct Runs {
       spread(values, total);
       return true;
     }
-    look_up(goes_on);  // again, so that no registers hold them meanwhile
+    goes_on = GoesOn(quads, begins);  // again, so that no registers hold them meanwhile
     unroll<K>([&](int k) {
-      unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on[k] + values[k].at[v]; });
+      unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on.at(k) + values[k].at[v]; });
     });
+    constexpr bool kHoldsAll = GoesOn::kHeld > 1;
+    if (!kHoldsAll) goes_on = GoesOn(quads, begins >> 1);
     unroll<K>([&](int i) {
-      const int k = K - 1 - i, after = k + 1 < K ? k + 1 : k;
+      const int k = K - 1 - i, after = k + 1 < K && kHoldsAll ? k + 1 : k;
       unroll<V>([&](int v) {
-        total.at[v] = i == 0 ? total.at[v] : max_(total.at[v] * goes_on[after], values[k].at[v]);
+        total.at[v] = i == 0 ? total.at[v] : max_(total.at[v] * goes_on.at(after), values[k].at[v]);
         values[k].at[v] = total.at[v];
       });
     });
@@ -106,13 +107,26 @@ struct Runs {
   }
 
  private:
-  __device__ void look_up(A (&goes_on)[K]) const {
-    unroll<K / 4>([&](int i) {
-      const Vector<A, 4> quad =
-          load_smem<Vector<A, 4>>(quads + (begins >> 4 * i & (kQuads - 1)) * (int)sizeof(Vector<A, 4>));
-      unroll<4>([&](int j) { goes_on[4 * i + j] = quad.at[j]; });
-    });
-  }
+  // 1 where an item is in the run of the item before it, else 0. Where threads have one of several heads, registers are
+  // scarce: they hold four numbers at a time.
+  struct GoesOn {
+    static constexpr int kHeld = C::kSingle || V > 1 ? K / 4 : 1;
+    uint32_t quads;
+    unsigned begins;
+    Vector<A, 4> held[kHeld];
+    int first = -1;  // of the quads that are held
+
+    __device__ GoesOn(uint32_t quads, unsigned begins) : quads(quads), begins(begins) {
+      if (kHeld > 1) unroll<kHeld>([&](int i) { held[i] = look_up(i); });
+    }
+    __device__ A at(int k) {
+      if (kHeld == 1 && first != k / 4) first = k / 4, held[0] = look_up(first);
+      return held[kHeld == 1 ? 0 : k / 4].at[k % 4];
+    }
+    __device__ Vector<A, 4> look_up(int i) const {
+      return load_smem<Vector<A, 4>>(quads + (begins >> 4 * i & (kQuads - 1)) * (int)sizeof(Vector<A, 4>));
+    }
+  };
   static __device__ Values all_of(A value) {
     Values all;
     unroll<V>([&](int v) { all.at[v] = value; });
