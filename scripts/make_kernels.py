@@ -42,7 +42,7 @@ def make(arch: int, options: argparse.Namespace) -> None:
     # Of the processes that compile: kernels are looked for there alone.
     os.environ |= {"ONEPASS_KERNELS": str(folder.parent), "ONEPASS_CACHE_DIR": "off"}
     dtypes, lengths = [getattr(torch, name) for name in options.dtypes], [int(n) for n in options.lengths] or None
-    kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths)
+    kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths, options.backward)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         made = pool.map(put, kernels, [arch] * len(kernels), [folder] * len(kernels), chunksize=8)
         with progress_bar(console(sys.stderr), transient=True) as bar:
@@ -65,7 +65,8 @@ def make(arch: int, options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=names, default=["80", "90", "100", "120"], help="compute capabilities")
-    parser.add_argument("--functions", type=names, default=list(native.FUNCTIONS))
+    parser.add_argument("--functions", type=names, default=[*native.FUNCTIONS, "cross_entropy", "segment_softmax"])
+    parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True, help="gradients too")
     parser.add_argument("--dtypes", type=names, default=[str(dtype)[6:] for dtype in DTYPES])
     parser.add_argument("--lengths", type=names, default=[], help="of the rows; any where not given")
     options = parser.parse_args()

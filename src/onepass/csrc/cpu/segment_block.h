@@ -82,6 +82,13 @@ struct SegmentBlock {
   A *const m = c + kMostNumbers + kPadding, *const base = m + kNumbers, *const high = base + kNumbers;
   A* const low = high + kNumbers;
   const A *x = a, *g = b;  // the elements, of two tensors: in a and b, or where they are
+  // The elements of the next block, in memory, and the bytes of one: they are fetched while this one is computed.
+  struct Next {
+    const char* at;
+    int64_t size;
+    ONEPASS_INLINE void fetch(int64_t i) const { __builtin_prefetch(at + i * size); }
+  };
+  Next next = {reinterpret_cast<const char*>(b), 0};
   SegmentPiece pieces[kMaxPieces + kMaxTileVectors + L];
   int count = 0;         // pieces
   int64_t elements = 0;  // of the block
@@ -247,14 +254,41 @@ struct SegmentBlock {
     ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
     Vector value() const { return sum; }
   };
-  // The sums of the exponentials in b. The sum of a row with +inf is +inf, or NaN if there is a NaN.
+  // The sums of the exponentials in b.
   template <int P, int K>
   ONEPASS_INLINE void find_exp_sums(int first, Vector& sum, Vector& error) {
     find_sums<P, K, ExpSums>(first, sum, error,
                              [=, a = a, b = b, c = c, x = x, g = g](int64_t i)
                                  __attribute__((always_inline)) { return load_as(b + i); });
+    check_sums<P>(first, sum, error);
+  }
+  // The sum of a row with +inf is +inf, or NaN if there is a NaN.
+  template <int P>
+  ONEPASS_INLINE void check_sums(int first, Vector& sum, Vector& error) {
     const Vector top = load_as(m + first * P);
     if (any_lane<A>(top == kInf<A> ? Vector{} + 1 : Vector{})) mark_infinities<P>(first, sum, error);
+  }
+  // The differences from the base of a piece of whole vectors, their exponentials, in b, and the sums of these.
+  template <class Exp>
+  ONEPASS_INLINE void exponentials_of(int piece, Vector& sum, Vector& error) {
+    const A* const from = x + pieces[piece].at;
+    A* const to = b + pieces[piece].at;
+    const int64_t vectors = pieces[piece].n / L, each = step;
+    const Vector by = number<L>(base, piece);
+    const Next after = {next.at + pieces[piece].at * next.size, next.size};
+    ExpSums total;
+    const auto take = [&](int64_t i, auto count) __attribute__((always_inline)) {
+      constexpr int N = count.value;
+      Vector v[N];
+      for (int k = 0; k < N; ++k) v[k] = load_as(from + (i + k) * each) - by, after.fetch((i + k) * each);
+      Exp::apply(v);
+      for (int k = 0; k < N; ++k) store_as(to + (i + k) * each, v[k]);
+      total.add(N == 4 ? (v[0] + v[N / 4]) + (v[N / 2] + v[N - 1]) : v[0]);
+    };
+    int64_t i = 0;
+    for (; i + 4 <= vectors; i += 4) take(i, std::integral_constant<int, 4>());
+    for (; i < vectors; ++i) take(i, std::integral_constant<int, 1>());
+    sum = total.value(), error = total.error;
   }
   template <int P>
   __attribute__((noinline)) void mark_infinities(int first, Vector& sum, Vector& error) {
@@ -303,21 +337,27 @@ struct SegmentBlock {
   // v = exp(v), scaled as CompensatedLanes has it.
   template <class Exp>
   void exponentials(A* at) const {
+    const Next next = this->next;
     for (int64_t i = 0; i < elements; i += 4 * L) {
       Vector v[4];
       for (int k = 0; k < 4; ++k) v[k] = load_as(at + i + k * L);
+      for (int k = 0; k < 4; ++k) next.fetch(i + k * L);
       Exp::apply(v);
       for (int k = 0; k < 4; ++k) store_as(at + i + k * L, v[k]);
     }
   }
-  // The exponentials that a result of a type needs.
-  void exponentials_for(DType type) {
-    if constexpr (std::is_same_v<A, double>) return exponentials<ExpDouble>(b);
+  // Calls work(the exponential that a result of a type needs).
+  template <class Work>
+  static ONEPASS_INLINE void with_exp(DType type, Work work) {
+    if constexpr (std::is_same_v<A, double>) return work(ExpDouble());
     if constexpr (std::is_same_v<A, float>) {
-      if (type == DType::bfloat16) return exponentials<ExpHalf<3>>(b);
-      if (type == DType::float16) return exponentials<ExpHalf<4>>(b);
-      exponentials<ExpFloat>(b);
+      if (type == DType::bfloat16) return work(ExpHalf<3>());
+      if (type == DType::float16) return work(ExpHalf<4>());
+      work(ExpFloat());
     }
+  }
+  void exponentials_for(DType type) {
+    with_exp(type, [&](auto exp) { exponentials<decltype(exp)>(b); });
   }
   // The same, not scaled: those below 2^-126 are 0.
   void plain_exponentials(A* at) const {
@@ -366,14 +406,33 @@ struct SegmentBlock {
                           __attribute__((always_inline)) { store_results<P, vectors.value>(function, first); });
   }
   A* result_of(Function function) const { return function == Function::softmax ? a : c; }
-  // The numbers of results, and the results, of rows whose exponentials are in b.
+  template <int P, int K>
+  ONEPASS_INLINE void finish_group(Function function, int first, Vector sum, Vector error) {
+    make_numbers<P>(function, first, sum, error);
+    if (!is_reduction(function)) store_results<P, K>(function, first);
+  }
+  // The results of a block, or the numbers of a reduction, by the exponentials that a result of a type needs. Columns
+  // that fill vectors are computed piece by piece.
   template <int P>
-  void finish_forward(Function function) {
+  void forward(Function function, DType type) {
+    if constexpr (P == L) {
+      with_exp(type, [&](auto exp) {
+        for (int piece = 0; piece < count; ++piece) {
+          Vector sum, error;
+          find_maxima<P, 0>(piece);
+          exponentials_of<decltype(exp)>(piece, sum, error);
+          check_sums<P>(piece, sum, error);
+          finish_group<P, 0>(function, piece, sum, error);
+        }
+      });
+      return;
+    }
+    begin_forward<P>();
+    exponentials_for(type);
     for_each_group<P>([&](int first, auto vectors) __attribute__((always_inline)) {
       Vector sum, error;
       find_exp_sums<P, vectors.value>(first, sum, error);
-      make_numbers<P>(function, first, sum, error);
-      if (!is_reduction(function)) store_results<P, vectors.value>(function, first);
+      finish_group<P, vectors.value>(function, first, sum, error);
     });
   }
   // The sums of exponentials, not scaled, in `high`.

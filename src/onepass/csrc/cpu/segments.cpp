@@ -190,7 +190,17 @@ struct SegmentRows {
     load(t, to);
     return to;
   }
+  // The elements of the next block are fetched where they are a run too.
+  void set_next() {
+    const int64_t size = size_of(p.types[P::kOfX]), at = offsets[P::kOfX] + (first + items) * columns;
+    if (is_run(P::kOfX)) {
+      block.next = {static_cast<const char*>(p.data[P::kOfX]) + at * size, size};
+    } else {
+      block.next = {reinterpret_cast<const char*>(block.b), 0};
+    }
+  }
   void load_scores() {
+    set_next();
     const A factor = A(p.factor);
     const int64_t n = items * pitch;
     if (!p.has(P::kOfBias) && factor == 1) return void(block.x = read(P::kOfX, block.a));
@@ -276,11 +286,8 @@ struct SegmentRows {
     finish_block();
     if (p.is_backward()) return compute_gradients();
     load_scores();
-    with_period([&](auto period) {
-      block.template begin_forward<period.value>();
-      block.exponentials_for(p.is_reduction() ? DType::float32 : p.types[P::kOfY]);
-      block.template finish_forward<period.value>(p.function);
-    });
+    const DType type = p.is_reduction() ? DType::float32 : p.types[P::kOfY];
+    with_period([&](auto period) { block.template forward<period.value>(p.function, type); });
     if (!p.is_reduction()) return store(P::kOfY, block.result_of(p.function));
     const A* const results = p.function == Function::state ? block.m : block.base;
     store_rows(results, block.high);
@@ -292,9 +299,75 @@ struct SegmentRows {
       with_period([&](auto period) { block.template logsumexp_gradients<period.value>(); });
       return store(P::kOfDx, block.a);
     }
+    if (finish_in_place()) return;
     load_gradients();
     with_period([&](auto period) { block.template gradients<period.value>(p.function, A(p.factor)); });
     store(P::kOfDx, block.gradient_of(p.function));
+  }
+
+  // The gradients of softmax of columns that fill vectors need no block, where three tensors of one type are runs.
+  bool finish_in_place() const {
+    const DType type = p.types[P::kOfDx];
+    const bool is_alike = type == p.types[P::kOfY] && type == p.types[P::kOfGrad];
+    if (p.function != Function::softmax || pitch < L || !is_alike) return false;
+    if (!is_run(P::kOfY) || !is_run(P::kOfGrad) || !is_run(P::kOfDx)) return false;
+    bool is_done = false;
+    dispatch_type(type, [&](auto of) {
+      using T = TypeOf<decltype(of)>;
+      if constexpr (kVectors<T>) {
+        // Items of float32 are read as fast by the block where they are longer.
+        if (sizeof(T) == sizeof(A) && parts > 8) return;
+        parts % 8 == 0   ? column_gradients<T, 8>()
+        : parts % 4 == 0 ? column_gradients<T, 4>()
+        : parts % 2 == 0 ? column_gradients<T, 2>()
+                         : column_gradients<T, 1>();
+        is_done = true;
+      }
+    });
+    return is_done;
+  }
+  // N vectors of an item at a time, so that long pieces of memory are read.
+  template <class T, int N>
+  void column_gradients() const {
+    const auto at = [&](int t) { return static_cast<const T*>(p.data[t]) + offsets[t] + first * columns; };
+    const T *const y = at(P::kOfY), *const g = at(P::kOfGrad);
+    T* const dx = const_cast<T*>(at(P::kOfDx));
+    const A factor = A(p.factor);
+    const int64_t each = block.step;
+    const bool streams = plan.streaming && N * L * sizeof(T) % kLine == 0 && uintptr_t(dx) % kLine == 0;
+    for (int piece = 0; piece < block.count; piece += N) {
+      const int64_t begin = block.pieces[piece].at, end = begin + block.pieces[piece].n / L * each;
+      typename SegmentBlock<A>::AnySums sums[N];
+      const auto add = [&](int64_t i, auto count) __attribute__((always_inline)) {
+        for (int k = 0; k < N; ++k) {
+          Vec v[count.value];
+          for (int j = 0; j < count.value; ++j) {
+            const int64_t from = i + j * each + k * L;
+
+            v[j] = load_vector(y + from) * load_vector(g + from);
+          }
+          sums[k].add(count.value == 4 ? (v[0] + v[count.value / 4]) + (v[count.value / 2] + v[count.value - 1])
+                                       : v[0]);
+        }
+      };
+      int64_t i = begin;
+      for (; i + 4 * each <= end; i += 4 * each) add(i, std::integral_constant<int, 4>());
+      for (; i < end; i += each) add(i, std::integral_constant<int, 1>());
+      Vec totals[N];
+      for (int k = 0; k < N; ++k) {
+        const Vec sum = sums[k].sum;
+        totals[k] = sum - sum == Vec{} ? sum + sums[k].error : sum;
+      }
+      with_streaming(streams, [&](auto streaming) {
+        for (i = begin; i < end; i += each) {
+          for (int k = 0; k < N; ++k) {
+            const int64_t to = i + k * L;
+            const Vec v = load_vector(y + to) * (load_vector(g + to) - totals[k]) * factor;
+            streaming.value ? stream_vector<true>(dx + to, v) : store_vector<true>(dx + to, v);
+          }
+        }
+      });
+    }
   }
 
   // Work items --------------------------------------------------------------------------------------------------------
