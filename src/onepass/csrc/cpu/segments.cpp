@@ -299,14 +299,15 @@ struct SegmentRows {
       with_period([&](auto period) { block.template logsumexp_gradients<period.value>(); });
       return store(P::kOfDx, block.a);
     }
-    if (finish_in_place()) return;
+    if (computed_where_they_are()) return;
     load_gradients();
     with_period([&](auto period) { block.template gradients<period.value>(p.function, A(p.factor)); });
     store(P::kOfDx, block.gradient_of(p.function));
   }
 
   // The gradients of softmax of columns that fill vectors need no block, where three tensors of one type are runs.
-  bool finish_in_place() const {
+  // Returns whether they are.
+  bool computed_where_they_are() const {
     const DType type = p.types[P::kOfDx];
     const bool is_alike = type == p.types[P::kOfY] && type == p.types[P::kOfGrad];
     if (p.function != Function::softmax || pitch < L || !is_alike) return false;
@@ -314,13 +315,16 @@ struct SegmentRows {
     bool is_done = false;
     dispatch_type(type, [&](auto of) {
       using T = TypeOf<decltype(of)>;
-      if constexpr (kVectors<T>) {
+      if constexpr (kHasFastPaths && kVectors<T>) {
         // Items of float32 are read as fast by the block where they are longer.
         if (sizeof(T) == sizeof(A) && parts > 8) return;
-        parts % 8 == 0   ? column_gradients<T, 8>()
-        : parts % 4 == 0 ? column_gradients<T, 4>()
-        : parts % 2 == 0 ? column_gradients<T, 2>()
-                         : column_gradients<T, 1>();
+        if (parts % 8 == 0) {
+          column_gradients<T, 8>();
+        } else if (parts % 4 == 0) {
+          column_gradients<T, 4>();
+        } else {
+          parts % 2 ? column_gradients<T, 1>() : column_gradients<T, 2>();
+        }
         is_done = true;
       }
     });

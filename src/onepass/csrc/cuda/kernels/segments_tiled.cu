@@ -456,7 +456,10 @@ __device__ inline void store_rows(const BlockTiles& tiles, const Tile& tile, int
   });
 }
 
-constexpr int kMinWarps = sizeof(A) == 8 ? 12 : V > 1 || K > 16 ? 16 : C::kSingle || C::kSums ? 20 : 24;  // of a multiprocessor
+constexpr int kMinWarps = sizeof(A) == 8           ? 12
+                          : V > 1 || K > 16        ? 16
+                          : C::kSingle || C::kSums ? 20
+                                                   : 24;  // of a multiprocessor
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? kMinWarps / kWarps : 1)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
