@@ -94,7 +94,7 @@ struct Runs {
     unroll<K>([&](int k) {
       unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on.at(k) + values[k].at[v]; });
     });
-    constexpr bool kHoldsAll = GoesOn::kHeld > 1;
+    constexpr bool kHoldsAll = GoesOn::kKept > 1;
     if (!kHoldsAll) goes_on = GoesOn(quads, begins >> 1);
     unroll<K>([&](int i) {
       const int k = K - 1 - i, after = k + 1 < K && kHoldsAll ? k + 1 : k;
@@ -110,18 +110,18 @@ struct Runs {
   // 1 where an item is in the run of the item before it, else 0. Where threads have one of several heads, registers are
   // scarce: they hold four numbers at a time.
   struct GoesOn {
-    static constexpr int kHeld = C::kSingle || V > 1 ? K / 4 : 1;
+    static constexpr int kKept = C::kSingle || V > 1 ? K / 4 : 1;
     uint32_t quads;
     unsigned begins;
-    Vector<A, 4> held[kHeld];
-    int first = -1;  // of the quads that are held
+    Vector<A, 4> kept[kKept];
+    int first = -1;  // of the quads that are kept
 
     __device__ GoesOn(uint32_t quads, unsigned begins) : quads(quads), begins(begins) {
-      if (kHeld > 1) unroll<kHeld>([&](int i) { held[i] = look_up(i); });
+      if (kKept > 1) unroll<kKept>([&](int i) { kept[i] = look_up(i); });
     }
     __device__ A at(int k) {
-      if (kHeld == 1 && first != k / 4) first = k / 4, held[0] = look_up(first);
-      return held[kHeld == 1 ? 0 : k / 4].at[k % 4];
+      if (kKept == 1 && first != k / 4) first = k / 4, kept[0] = look_up(first);
+      return kept[kKept == 1 ? 0 : k / 4].at[k % 4];
     }
     __device__ Vector<A, 4> look_up(int i) const {
       return load_smem<Vector<A, 4>>(quads + (begins >> 4 * i & (kQuads - 1)) * (int)sizeof(Vector<A, 4>));
