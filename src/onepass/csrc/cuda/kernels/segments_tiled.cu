@@ -27,10 +27,10 @@ constexpr int kRounds = !C::kSingle ? 0 : (C::kHasSecond && sizeof(In) > 2 ? 128
 
 struct Shared {
   unsigned begins[2][kThreads + 1];  // of two tiles: for each strip a bit for each item that a row begins with
-  Vector<int64_t, 2> offsets[2][kRounds ? kRounds : 1]
-                            [kRounds ? kThreads : 1];  // of two tiles: where rows begin and end
-  Exchange<C> exchanges[2];                            // they take turns
-  Vector<A, 4> goes_on[kQuads];                        // see Runs
+  // Of two tiles: where rows begin and end.
+  Vector<int64_t, 2> offsets[2][kRounds ? kRounds : 1][kRounds ? kThreads : 1];
+  Exchange<C> exchanges[2];      // they take turns
+  Vector<A, 4> goes_on[kQuads];  // see Runs
 };
 
 // Where an element of a tile is in shared memory. Some bytes lie between the elements of neighbouring strips, so that
