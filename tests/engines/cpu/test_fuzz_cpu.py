@@ -112,6 +112,32 @@ def test_a_wrong_gradient_of_scores_is_a_failure(fuzz, monkeypatch, way, name):
     assert any(f"the gradient of {name} is wrong" in str(outcome(c.check)) for c in mine)
 
 
+def test_calls_over_segments_are_of_every_kind(fuzz):
+    made = [fuzz.Segmented(0, number) for number in range(1000)]
+    assert {(c.function, c.dtype) for c in made} == {
+        (f, d) for f in ("softmax", "log_softmax", "logsumexp") for d in DTYPES
+    }
+    assert {len(c.view.sizes) for c in made} == {1, 2, 3}
+    assert {(c.is_shuffled, c.has_bias, c.has_gradient) for c in made} == set(
+        itertools.product((False, True), repeat=3)
+    )
+    assert any(not sum(c.lengths) for c in made)
+    assert any(max(c.lengths, default=0) > 10_000 for c in made)
+
+
+@pytest.mark.parametrize(("judge", "words"), [("judge_forward", "the result"), ("judge_gradient", "the gradient")])
+def test_a_wrong_value_of_segments_is_a_failure(fuzz, monkeypatch, judge, words):
+    right = getattr(fuzz.Segmented, judge)
+    at = 1 if judge == "judge_forward" else 3
+
+    def wrong(self, *given):
+        right(self, *(t * 1.1 if k == at else t for k, t in enumerate(given)))
+
+    monkeypatch.setattr(fuzz.Segmented, judge, wrong)
+    calls = (fuzz.Segmented(3, number) for number in range(40))
+    assert any(f"{words} is wrong" in str(outcome(call.check)) for call in calls)
+
+
 def plant(monkeypatch, fault):
     """Every softmax of the family with a fault after it."""
     for function in SOFTMAXES:
