@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "many heads": ("log_softmax", F64, (70,), [40, 3, 60]),
     "wide": ("logsumexp", F64, (64,), [20, 1, 0, 90]),
     "as long as a tile": ("logsumexp", BF16, (), [2043, 0, 5]),
+    "large tiles": ("logsumexp", BF16, (), [4093, 0, 5] + [k % 40 for k in range(250)]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
     "pieces": ("softmax", F32, (), [2050 + 61 * k for k in range(20)] + [9, 20000, 0] + 3 * [2300]),
     "pieces of heads": ("softmax", BF16, (8,), [700, 90, 9000, 0, 2100]),
@@ -81,6 +82,14 @@ def test_segments(emulator, case):
 def test_blocks_that_do_not_wait(emulator, case):
     """Rows of several tiles are finished by a second launch, and a block takes all chunks of the heads of a tile."""
     solve(emulator, case, has_more=False, device=SMALL)
+
+
+def test_tiles_of_many_items_are_larger():
+    emulator = Emulator()  # which has loaded no kernel yet
+    solve(emulator, "large tiles", has_more=False, device=SMALL)
+    source, defines = emulator.kernels_run[0]
+    assert source == "segments_tiled.cu"
+    assert "-DVECS_PER_THREAD=32" in defines
 
 
 @pytest.mark.parametrize("case", ["pieces", slow("pieces of heads")])

@@ -254,6 +254,8 @@ struct SegmentBlock {
     ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
     Vector value() const { return sum; }
   };
+  // The error of a sum that is not finite is NaN.
+  static ONEPASS_INLINE Vector total_of(Vector sum, Vector error) { return sum - sum == Vector{} ? sum + error : sum; }
   // The sums of the exponentials in b.
   template <int P, int K>
   ONEPASS_INLINE void find_exp_sums(int first, Vector& sum, Vector& error) {
@@ -315,7 +317,7 @@ struct SegmentBlock {
       Tile<LogSoftmaxEpilogue>::numbers_of(top, sum, error), error = Vector{};
     } else {
       sum *= kTileUnscale<A>, error *= kTileUnscale<A>;
-      const Vector total = sum - sum == Vector{} ? sum + error : sum, special = top + total;
+      const Vector total = total_of(sum, error), special = top + total;
       if (function == Function::logsumexp) {
         const auto regular = total - total == Vector{} && total > Vector{};
         const Vector log = Tile<ReduceEpilogue>::log_sum(finite_or<A>(top, Vector{}), sum, error);
@@ -453,7 +455,7 @@ struct SegmentBlock {
                              [=, a = a, b = b, c = c, x = x, g = g](int64_t i) __attribute__((always_inline)) {
                                return function == Function::softmax ? load_as(x + i) * load_as(g + i) : load_as(g + i);
                              });
-    store_as(high + first * P, sum - sum == Vector{} ? sum + error : sum);
+    store_as(high + first * P, total_of(sum, error));
   }
   template <int P, int K>
   ONEPASS_INLINE void store_gradients_of(Function function, int first, A factor) {

@@ -192,12 +192,9 @@ struct SegmentRows {
   }
   // The elements of the next block are fetched where they are a run too.
   void set_next() {
-    const int64_t size = size_of(p.types[P::kOfX]), at = offsets[P::kOfX] + (first + items) * columns;
-    if (is_run(P::kOfX)) {
-      block.next = {static_cast<const char*>(p.data[P::kOfX]) + at * size, size};
-    } else {
-      block.next = {reinterpret_cast<const char*>(block.b), 0};
-    }
+    const int64_t size = is_run(P::kOfX) ? size_of(p.types[P::kOfX]) : 0;
+    const void* const at = size ? p.data[P::kOfX] : block.b;
+    block.next = {static_cast<const char*>(at) + (offsets[P::kOfX] + (first + items) * columns) * size, size};
   }
   void load_scores() {
     set_next();
@@ -347,7 +344,6 @@ struct SegmentRows {
           Vec v[count.value];
           for (int j = 0; j < count.value; ++j) {
             const int64_t from = i + j * each + k * L;
-
             v[j] = load_vector(y + from) * load_vector(g + from);
           }
           sums[k].add(count.value == 4 ? (v[0] + v[count.value / 4]) + (v[count.value / 2] + v[count.value - 1])
@@ -358,10 +354,7 @@ struct SegmentRows {
       for (; i + 4 * each <= end; i += 4 * each) add(i, std::integral_constant<int, 4>());
       for (; i < end; i += each) add(i, std::integral_constant<int, 1>());
       Vec totals[N];
-      for (int k = 0; k < N; ++k) {
-        const Vec sum = sums[k].sum;
-        totals[k] = sum - sum == Vec{} ? sum + sums[k].error : sum;
-      }
+      for (int k = 0; k < N; ++k) totals[k] = block.total_of(sums[k].sum, sums[k].error);
       with_streaming(streams, [&](auto streaming) {
         for (i = begin; i < end; i += each) {
           for (int k = 0; k < N; ++k) {
