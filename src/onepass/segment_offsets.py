@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._engines import resolve
 from .scored import _dispatch_modes, _function_modes
 
 INDICES = (torch.int64, torch.int32)
@@ -47,6 +48,7 @@ class Segments:
         check_index("Segments", index)
         if num_segments is None:
             num_segments = int(index.max()) + 1 if index.numel() else 0
+        _check_count("Segments", num_segments)
         self.offsets, self.order = _sort("Segments", index, num_segments)
 
     @classmethod
@@ -107,10 +109,8 @@ class Segments:
 
 def _sort(name: str, index: Tensor, num_segments: int, sorts: bool = True) -> tuple[Tensor, Tensor | None]:
     """(offsets, order) of an index; no order where it is sorted. With `sorts` off it has to be."""
-    if isinstance(num_segments, bool) or not isinstance(num_segments, int) or num_segments < 0:
-        raise ValueError(f"onepass.{name}(): num_segments is a number of segments, got {num_segments!r}")
     index = index.contiguous()
-    to = torch.int32 if index.numel() < _MOST_INT32 else torch.int64
+    to = _index_dtype(index.numel())
     if index.is_cpu:
         offsets = torch.empty(num_segments + 1, dtype=to)
         order = torch.empty(index.numel(), dtype=to) if sorts else None
@@ -128,14 +128,27 @@ def _sort(name: str, index: Tensor, num_segments: int, sorts: bool = True) -> tu
             raise ValueError(f"onepass.{name}(): index has segments from 0 to {num_segments - 1}, got {got}")
     is_sorted = bool((index[1:] >= index[:-1]).all())
     if is_sorted:
-        return _found_offsets(index, num_segments).to(to), None
+        return _found_offsets(index, num_segments), None
     if not sorts:
         raise ValueError(f"onepass.{name}(): index is not sorted; give Segments(index), which puts it in order")
     index, order = index.sort(stable=True)
-    return _found_offsets(index, num_segments).to(to), order.to(to)
+    return _found_offsets(index, num_segments), order.to(to)
+
+
+def _index_dtype(items: int) -> torch.dtype:
+    return torch.int32 if items < _MOST_INT32 else torch.int64
 
 
 def _found_offsets(index: Tensor, num_segments: int) -> Tensor:
+    """The offsets of a sorted index on a GPU."""
+    offsets = index.new_empty(num_segments + 1, dtype=_index_dtype(index.numel()))
+    if num_segments < _MOST_INT32 and resolve("auto", index.device) == "cuda":
+        _sort_kernel(index, offsets, None)
+        return offsets
+    return offsets.copy_(_searched(index, num_segments))
+
+
+def _searched(index: Tensor, num_segments: int) -> Tensor:
     return torch.searchsorted(index, torch.arange(num_segments + 1, dtype=index.dtype, device=index.device))
 
 
@@ -146,7 +159,10 @@ def offsets_of(name: str, index: Any, num_segments: Any, x: Tensor, dim: int, ch
         raise ValueError(f"onepass.{name}(): index has a segment for each of {x.shape[dim]} items, got {len(index)}")
     if num_segments is None:
         num_segments = int(index[-1]) + 1 if index.numel() else 0
-    if not torch.compiler.is_compiling() and (check or x.is_cpu) and not _function_modes() and not _dispatch_modes():
+    if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes():
+        return _searched(index.contiguous(), num_segments)
+    _check_count(name, num_segments)
+    if check or x.is_cpu:
         return _sort(name, index, num_segments, False)[0]
     return _found_offsets(index.contiguous(), num_segments)
 
@@ -161,6 +177,11 @@ def check_indices(name: str, what: str, t: Any, device: torch.device | None) -> 
         raise TypeError(f"onepass.{name}(): {what} must be int64 or int32, got {t.dtype}")
     if device is not None and t.device != device:
         raise RuntimeError(f"onepass.{name}(): {what} must be on {device}, as x is, got {t.device}")
+
+
+def _check_count(name: str, num_segments: Any) -> None:
+    if isinstance(num_segments, bool) or not isinstance(num_segments, int) or num_segments < 0:
+        raise ValueError(f"onepass.{name}(): num_segments is a number of segments, got {num_segments!r}")
 
 
 def check_index(name: str, index: Any, device: torch.device | None = None) -> None:

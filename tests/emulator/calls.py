@@ -66,7 +66,7 @@ class Emulator:
             getattr(self.host, name)
             for name in (
                 *("solve", "solve_scored", "solve_loss", "solve_divergence", "solve_segments"),
-                *("solve_over_ranks", "run_kernel"),
+                *("solve_over_ranks", "find_offsets", "run_kernel"),
             )
         ):
             function.restype = ctypes.c_char_p
@@ -294,6 +294,14 @@ class Emulator:
                 device,
             )
         )
+
+    def offsets(self, index: Tensor, offsets: Tensor, device: int = 0) -> None:
+        """Where the segments of a sorted index begin."""
+        self.begin([index], offsets)
+        wide = (t.dtype is torch.int64 for t in (index, offsets))
+        sizes = ctypes.c_int64(index.numel()), ctypes.c_int64(offsets.numel() - 1)
+        pointers = ctypes.c_void_p(index.data_ptr()), ctypes.c_void_p(offsets.data_ptr())
+        self.done(self.host.find_offsets(*pointers, *sizes, *wide, device))
 
     def over_ranks(
         self,

@@ -208,6 +208,14 @@ const char* solve_segments(bool backward, int function, const int* types, void* 
   });
 }
 
+// Where the segments of a sorted index begin.
+const char* find_offsets(const void* index, void* offsets, int64_t items, int64_t segments, bool wide_index,
+                         bool wide_offsets, int device) {
+  return said_by([&] {
+    start_segment_offsets({index, offsets, items, segments, wide_index, wide_offsets}, device, nullptr);
+  });
+}
+
 // A problem of contiguous rows that are split over ranks, each of which is a process. `memory`: of each rank.
 const char* solve_over_ranks(bool backward, int function, int in_type, int out_type, void* const* tensors, int64_t rows,
                              int64_t n, void* memory, void* fault, int64_t patience, int ranks, int rank) {

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "as long as a tile": ("logsumexp", BF16, (), [2043, 0, 5]),
     "large tiles": ("logsumexp", BF16, (), [4093, 0, 5] + [k % 40 for k in range(250)]),
     "no items": ("logsumexp", F16, (2,), [0, 0]),
+    "many long": ("logsumexp", F32, (), 40 * [2050] + [7, 0] + 2 * [2100] + [1]),
     "pieces": ("softmax", F32, (), [2050 + 61 * k for k in range(20)] + [9, 20000, 0] + 3 * [2300]),
     "pieces of heads": ("softmax", BF16, (8,), [700, 90, 9000, 0, 2100]),
 }
@@ -231,6 +232,31 @@ def test_a_sum_that_overflows_stays_in_its_row(emulator):
     emulator.segments("softmax", {"y": y, "grad": grad, "dx": dx}, offsets)
     sums = torch.zeros(len(lengths), dtype=F64).index_add(0, row, (y * grad).double())
     assert_close(dx[~is_large], (y * (grad.double() - sums[row]))[~is_large], F32)
+
+
+# Numbers of items and of segments. The first one is of many items in few segments, of which some begin alone.
+INDICES = [(70000, 3), (5000, 900), (33, 4000), (1024, 1), (1, 1), (0, 5), (0, 0)]
+
+
+@pytest.mark.parametrize(("items", "segments"), INDICES)
+@pytest.mark.parametrize("types", [(torch.int64, torch.int32), (torch.int32, torch.int64)])
+def test_offsets_of_a_sorted_index(emulator, items, segments, types):
+    of_index, of_offsets = types
+    generator = torch.Generator().manual_seed(items)
+    index = torch.randint(0, max(segments, 1), (items,), generator=generator, dtype=of_index).sort().values
+    offsets = torch.empty(segments + 1, dtype=of_offsets)
+    for given in (index, torch.cat((index[:1], index))[1:]):  # one that begins within a vector
+        emulator.offsets(given, offsets.fill_(-7))
+        assert torch.equal(offsets, torch.searchsorted(index, torch.arange(segments + 1)).to(of_offsets))
+
+
+@pytest.mark.parametrize("values", [(-(10**12), 10**12), (0, 900)])
+def test_an_index_that_is_not_sorted_writes_nothing_else(emulator, values):
+    """The emulator fails where a kernel reads or writes outside of its tensors."""
+    index = torch.randint(*values, (3000,), generator=torch.Generator().manual_seed(0))
+    offsets = torch.zeros(500, dtype=torch.int32)
+    emulator.offsets(index, offsets)
+    assert offsets.min() >= 0 and offsets.max() <= 3000
 
 
 @pytest.mark.parametrize("offsets", [[0, -5, 10**12, 20, 9000], [9000, 4500, 0], [7, 8]])

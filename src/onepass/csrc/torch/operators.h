@@ -87,6 +87,8 @@ bool run_segments(const SegmentProblem& problem, const TensorRef& like);
 // States of rows, contiguous (4, ...), from those of their parts, contiguous (parts, 2, ...), as StateMerge has them
 // (kernels/loss_map.cuh).
 void merge_states(const TensorRef& parts, const TensorRef& planes);
+// Finds where the segments of a sorted index begin.
+void find_offsets(const TensorRef& index, const TensorRef& offsets);
 
 }  // namespace cuda
 

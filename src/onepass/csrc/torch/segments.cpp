@@ -173,6 +173,15 @@ void run_segment_sort(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(is_int32(*offsets) ? sort_to(int32_t()) : sort_to(int64_t()));
 }
 
+// The same on a GPU, where the index has to be sorted, and is not looked at before.
+void find_offsets_cuda(StableIValue* stack, uint64_t, uint64_t) {
+  StackArguments given(stack);
+  const TensorRef *const index = given.take_tensor(), *const offsets = given.take_tensor();
+  if (given.take_maybe_tensor()) fail("CUDA has no sort of an index");
+  cuda::find_offsets(*index, *offsets);
+  stack[0] = stable::from(true);
+}
+
 void implement_all(stable::StableLibrary& m) {
   m.impl("_segment_kernel", run_segment_forward);
   m.impl("_segment_backward_kernel", run_segment_backward);
@@ -193,6 +202,9 @@ STABLE_TORCH_LIBRARY_IMPL(onepass, CPU, m) {
   implement_all(m);
   m.impl("_segment_sort", run_segment_sort);
 }
-STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) { implement_all(m); }
+STABLE_TORCH_LIBRARY_IMPL(onepass, CUDA, m) {
+  implement_all(m);
+  m.impl("_segment_sort", find_offsets_cuda);
+}
 
 }  // namespace onepass

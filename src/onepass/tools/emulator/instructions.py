@@ -18,7 +18,8 @@ _PAIRS["min"] = "smallest(a, b)"
 _LANES = {"bfly": ("t->lane ^ by", "<="), "idx": ("first | (by & ~group)", "<=")}
 _LANES |= {"up": ("t->lane - by", ">="), "down": ("t->lane + by", "<=")}
 _VOTES = {"any": "!= 0", "all": "== ballot(t, true, {})"}
-IGNORED = ("fence", "membar", "prefetch")  # memory is as all threads left it
+# Memory is as all threads left it, and a kernel starts when the one before it has ended.
+IGNORED = ("fence", "griddepcontrol", "membar", "prefetch")
 
 
 class Instructions(Operands):

@@ -23,12 +23,13 @@ struct LaunchAttribute {  // CUlaunchAttribute, with the values that are set her
   int unused;
   union {
     unsigned cluster[3];
-    int cooperative;
+    int cooperative, overlaps;
     char size[64];
   };
 };
 constexpr int kCooperative = 2;       // CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr int kOverlaps = 6;          // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 struct LaunchConfig {  // CUlaunchConfig
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;

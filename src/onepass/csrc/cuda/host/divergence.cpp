@@ -138,7 +138,7 @@ LossLaunch make_divergence_launch(const Problem& problem, int device) {
   LossLaunch launch = {};
   launch.map = map_of(problem, plan);
   launch.kernel = find_or_load(kind, as, device);
-  launch.threads = kThreads;
+  launch.threads = kThreads, launch.overlaps = can_overlap(device);
   const int64_t most = kBlocks * gpu.sm_count;
   launch.blocks = ceil_div(problem.rows, plan.rows) * plan.parts;
   if (problem.is_backward()) return launch;

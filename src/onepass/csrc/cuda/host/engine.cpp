@@ -123,6 +123,15 @@ bool run_segments(const SegmentProblem& problem, const TensorRef& like) {
   return true;
 }
 
+void find_offsets(const TensorRef& index, const TensorRef& offsets) {
+  const int device = index.device_index;
+  const DeviceScope scope(device);
+  const auto is_wide = [](const TensorRef& t) { return t.dtype_code() != aoti_torch_dtype_int32(); };
+  start_segment_offsets({index.data(), offsets.mutable_data(), index.numel(), offsets.numel() - 1, is_wide(index),
+                         is_wide(offsets)},
+                        device, current_stream(device));
+}
+
 void merge_states(const TensorRef& parts, const TensorRef& planes) {
   const int device = parts.device_index;
   const DeviceScope scope(device);

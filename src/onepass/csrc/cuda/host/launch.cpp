@@ -123,6 +123,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (kind.loss_step == LossStep::total) return "loss_total.cu";
   if (kind.loss_step == LossStep::states) return "merge_states.cu";
   if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
+  if (kind.segment_parts & kSegmentOffsets) return "segment_offsets.cu";
   if (kind.segment_parts & kSegmentInvariant) return "segments_invariant.cu";
   if (kind.segment_parts) return kind.segment_parts & kSegmentLong ? "segments_long.cu" : "segments_tiled.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";
@@ -188,21 +189,27 @@ namespace {
 // A launch as the driver takes it, which points into itself.
 struct DriverLaunch {
   LaunchConfig config;
-  LaunchAttribute attribute = {};
+  LaunchAttribute attributes[2] = {};
 
   DriverLaunch(const Launch& launch, void* stream) {
     const auto on = static_cast<Handle>(stream);
-    config = {launch.blocks, launch.groups, 1, launch.threads, 1, 1, launch.shared, on, &attribute, 0};
-    if (!launch.cluster && !launch.cooperative()) return;
-    config.attribute_count = 1;
-    attribute.id = launch.cluster ? kClusterDimension : kCooperative;
+    config = {launch.blocks, launch.groups, 1, launch.threads, 1, 1, launch.shared, on, attributes, 0};
     if (launch.cluster) {
-      attribute.cluster[0] = unsigned(launch.cluster), attribute.cluster[1] = attribute.cluster[2] = 1;
-    } else {
-      attribute.cooperative = 1;
+      LaunchAttribute& cluster = add(kClusterDimension);
+      cluster.cluster[0] = unsigned(launch.cluster), cluster.cluster[1] = cluster.cluster[2] = 1;
+    } else if (launch.cooperative()) {
+      add(kCooperative).cooperative = 1;
     }
+    if (launch.overlaps) add(kOverlaps).overlaps = 1;
   }
   DriverLaunch(const DriverLaunch&) = delete;
+
+ private:
+  LaunchAttribute& add(int id) {
+    LaunchAttribute& added = attributes[config.attribute_count++];
+    added.id = id;
+    return added;
+  }
 };
 
 }  // namespace

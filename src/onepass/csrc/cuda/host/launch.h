@@ -60,6 +60,7 @@ struct Launch {
   unsigned threads;         // per block
   unsigned shared;          // bytes of shared memory per block beyond what the kernel declares
   int64_t message_bytes;    // of the buffer through which blocks exchange messages; the launch is then cooperative
+  bool overlaps;            // its blocks may start before the kernel before it ends, for which they wait by themselves
 
   // What the kernel takes beside the tensors: rows take numbers, columns take Tiles.
   bool has_tiles;
@@ -126,6 +127,9 @@ inline int64_t tile_bytes(const CudaPlan& plan, int64_t n, int size) {
 // The launch of columns by a plan, by a kernel of this kind.
 Launch make_column_launch(const CudaPlan& plan, const Problem& problem, const KernelKind& kind, int device);
 
+// Whether a kernel may start before the one before it ends (kernels/launch_overlap.cuh).
+inline bool can_overlap(int device) { return device_info(device).arch >= 90; }
+
 // Launches with these arguments; false where the driver refuses a cooperative launch.
 bool start_kernel(const Launch& launch, void** arguments, void* stream);
 
@@ -142,6 +146,8 @@ struct SegmentLaunch : Launch {
 bool can_launch_segments(const SegmentProblem& problem);
 SegmentLaunch make_segment_launch(const SegmentProblem& problem, int device);
 void start_segments(SegmentLaunch launch, void* messages, void* stream);
+// Finds where the segments of a sorted index begin.
+void start_segment_offsets(const SortedIndex& of, int device, void* stream);
 
 // Whether there is a kernel for a scored problem; its launch, by a plan that is given or by its own; and its start, as
 // of other problems.
@@ -159,12 +165,15 @@ struct LossLaunch {
   Handle kernel, merge;
   int threads;
   int64_t blocks, merge_blocks, shared, state_bytes;
+  bool overlaps;  // the merge
   int64_t sums() const { return merge ? merge_blocks : blocks; }
 };
 bool can_launch_loss(const LossProblem& problem);
 // How many threads share a row of so many vectors: few, as long as rows are many, since the reduction at the end of a
-// row costs a thread as much for few vectors. A gradient has no reduction. Measured on an H200, 2026-11-27.
-int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu);
+// row costs a thread as much for few vectors, and more with `has_long_ends`. A gradient has no reduction. Measured on an
+// H200, 2026-11-30.
+int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu,
+                   bool has_long_ends = false);
 constexpr int64_t kResidentThreads = 1024;  // of a multiprocessor, in blocks that take rows in turn
 LossLaunch make_loss_launch(LossProblem problem, int device);
 // Launches of a divergence, which sums nothing over rows.

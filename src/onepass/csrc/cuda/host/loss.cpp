@@ -134,9 +134,10 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     plan.access = VecAccess::aligned;
   const int64_t vecs = ceil_div(n + (plan.access == VecAccess::predicated ? plan.vec_size - 1 : 0), plan.vec_size);
   const int64_t rows = invariant ? std::numeric_limits<int64_t>::max() : problem.rows;
-  plan.threads_per_row = threads_of_row(vecs, plan.vec_size * size, rows, backward, 3, gpu);
+  const bool has_long_ends = problem.has_spread && !backward;
+  plan.threads_per_row = threads_of_row(vecs, plan.vec_size * size, rows, backward, 3, gpu, has_long_ends);
   const int64_t own_vecs = ceil_div(vecs, plan.threads_per_row);
-  plan.vecs = backward ? least_cost(own_vecs, 2, 3, 1) : least_cost(own_vecs, 3, 4);
+  plan.vecs = backward ? least_cost(own_vecs, 2, 3, 1) : least_cost(own_vecs, 3, 4, !has_long_ends);
   if (plan.vec_size == 1) plan.vecs = least_cost(own_vecs, 6, 8);
   plan.part_n = n + plan.vec_size;
   if (plan.threads_per_row <= 32) return plan;
@@ -209,26 +210,28 @@ Handle find_kernel(const LossProblem& problem, const LossPlan& plan, LossStep st
   return find_or_load(kind, as, device);
 }
 
-void start_loss(Handle kernel, int threads, int64_t blocks, int64_t shared, const void* argument, void* stream) {
+void start_loss(Handle kernel, int threads, int64_t blocks, int64_t shared, const void* argument, void* stream,
+                bool overlaps = false) {
   Launch launch = {};
   launch.kernel = kernel, launch.blocks = unsigned(std::min(blocks, CudaPlan::kMaxGrid)), launch.groups = 1;
-  launch.threads = unsigned(threads), launch.shared = unsigned(shared);
+  launch.threads = unsigned(threads), launch.shared = unsigned(shared), launch.overlaps = overlaps;
   void* arguments[] = {const_cast<void*>(argument)};
   start_kernel(launch, arguments, stream);
 }
 
 }  // namespace
 
-int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu) {
+int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu,
+                   bool has_long_ends) {
   const int64_t wanted = kResidentThreads * 3 / 4 * gpu.sm_count;
   const auto are_enough = [&](int threads, int64_t most) {
     return vecs <= most * threads && (rows >= wanted / threads || vecs <= int64_t(vecs_at_a_time) * threads);
   };
   // The most vectors of a thread: while threads are few, of a thread of a warp, and of one of a block.
-  const int64_t of_few = backward ? 6 : 34, of_warp = backward ? 10 : 100, of_block = 100;
+  const int64_t of_few = backward ? 6 : has_long_ends ? 34 : 24, of_warp = backward ? 10 : 100, of_block = 100;
   int threads = int((backward ? 64 : 32) / vec_bytes);  // that read a sector of memory, or two, together
   while (threads > vecs) threads /= 2;
-  while (threads < (backward ? 32 : 8) && !are_enough(threads, of_few)) threads *= 2;
+  while (threads < (has_long_ends ? 8 : 32) && !are_enough(threads, of_few)) threads *= 2;
   while (threads < 32 && !are_enough(threads, of_warp)) threads *= 2;
   if (are_enough(threads, of_warp)) return threads;
   threads = 128;  // a gradient needs no more, as blocks take parts of a row
@@ -250,7 +253,7 @@ LossLaunch make_loss_launch(LossProblem problem, int device) {
   LossLaunch launch = {};
   launch.map = map_of(problem, plan);
   launch.kernel = find_kernel(problem, plan, LossStep::main, device);
-  launch.threads = plan.threads;
+  launch.threads = plan.threads, launch.overlaps = can_overlap(device);
   const bool columns = plan.tier == LossTier::columns;
   // Kernels of rows hold 64 registers, and load ahead; the others live of many blocks.
   const int64_t resident = plan.tier == LossTier::rows ? kResidentThreads : 2 * kResidentThreads;
@@ -273,13 +276,13 @@ void start_loss(const LossLaunch& launch, void* states, void* partials, void* st
   start_loss(launch.kernel, launch.threads, launch.blocks, launch.shared, &map, stream);
   if (!launch.merge) return;
   map.partials = partials;
-  start_loss(launch.merge, launch.threads, launch.merge_blocks, 0, &map, stream);
+  start_loss(launch.merge, launch.threads, launch.merge_blocks, 0, &map, stream, launch.overlaps);
 }
 
 void start_loss_total(const LossProblem& problem, const LossTotal& total, int device, void* stream) {
   constexpr int kTogether = 2 * kThreads;
   const LossPlan plan = {LossTier::rows, 1, VecAccess::scalar, 1, kTogether, kTogether, 1, 0};
-  start_loss(find_kernel(problem, plan, LossStep::total, device), kTogether, 1, 0, &total, stream);
+  start_loss(find_kernel(problem, plan, LossStep::total, device), kTogether, 1, 0, &total, stream, can_overlap(device));
 }
 
 void start_state_merge(const StateMerge& merge, DType type, int device, void* stream) {

@@ -244,4 +244,16 @@ void start_segments(SegmentLaunch launch, void* messages, void* stream) {
   start_kernel(launch, arguments, stream);
 }
 
+void start_segment_offsets(const SortedIndex& of, int device, void* stream) {
+  constexpr int kOffsetThreads = 128, kItemsOfBlock = 32 * kOffsetThreads, kBlocks = 16;
+  KernelKind kind = {Function::softmax, Pass::forward, DType::float32, DType::float32};
+  kind.segment_parts = kSegments | kSegmentOffsets;
+  Launch launch = {};
+  launch.kernel = find_or_load(kind, {Tier::warp, 1, kOffsetThreads, 1, 1, 1, 0, VecAccess::scalar}, device);
+  launch.blocks = unsigned(std::min<int64_t>(of.items / kItemsOfBlock + 1, kBlocks * device_info(device).sm_count));
+  launch.groups = 1, launch.threads = kOffsetThreads;
+  void* arguments[] = {const_cast<SortedIndex*>(&of)};
+  start_kernel(launch, arguments, stream);
+}
+
 }  // namespace onepass::cuda

@@ -147,6 +147,7 @@ constexpr int kMinBlocks = sizeof(T) < 8 ? 1024 / C::kBlockThreads : 1;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ DivergenceMap map) {
+  let_next_start();
   const int rows = map.threads_x, threads = C::kBlockThreads / rows;  // of a block; of a row
   const int own_row = kColumns ? threadIdx.x % rows : threadIdx.x / threads;
   const int at = kColumns ? threadIdx.x / rows : threadIdx.x % threads;

@@ -7,6 +7,7 @@ typedef DivergenceRowState<C> RowState;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads)
     onepass_kernel(const __grid_constant__ DivergenceMap map) {
+  wait_for_kernel_before(), let_next_start();
   const int lane = threadIdx.x % 32;
   const int64_t warps = (int64_t)gridDim.x * blockDim.x / 32;
   for (int64_t row = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < map.rows; row += warps) {

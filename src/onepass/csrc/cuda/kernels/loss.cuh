@@ -4,6 +4,7 @@
 
 #include "block_reduce.cuh"
 #include "division.cuh"
+#include "launch_overlap.cuh"
 #include "loss_map.cuh"
 #include "scored_row.cuh"
 #include "warp_reduce.cuh"

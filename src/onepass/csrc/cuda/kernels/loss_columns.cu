@@ -214,5 +214,6 @@ __device__ inline void run(const LossMap& map) {
 }
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads) onepass_kernel(const __grid_constant__ LossMap map) {
+  let_next_start();
   run<C::kIsBackward>(map);
 }

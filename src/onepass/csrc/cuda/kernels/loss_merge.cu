@@ -5,6 +5,7 @@
 typedef LossConfig C;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads) onepass_kernel(const __grid_constant__ LossMap map) {
+  wait_for_kernel_before(), let_next_start();
   const int lane = threadIdx.x % 32;
   const int64_t warps = (int64_t)gridDim.x * blockDim.x / 32;
   LossSums<C> sums = {};

@@ -269,5 +269,6 @@ constexpr int kMinBlocks = sizeof(T) < 8 ? kMinThreads / C::kBlockThreads : 1;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ LossMap map) {
+  let_next_start();
   run<C::kIsBackward>(map);
 }

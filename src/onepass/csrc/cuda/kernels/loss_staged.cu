@@ -186,6 +186,7 @@ __device__ inline void replace_by_grads(const LossNumbers<C>& numbers, const Los
 }
 
 extern "C" __global__ void __launch_bounds__(kRows) onepass_kernel(const __grid_constant__ LossMap map) {
+  let_next_start();
   extern __shared__ __align__(16) char memory[];  // two tiles
   const LossNumbers<C> numbers = {map};
   const int64_t step = (int64_t)gridDim.x * kRows;

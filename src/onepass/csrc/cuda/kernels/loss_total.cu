@@ -8,6 +8,7 @@ typedef C::A A;
 typedef Compensated<A> Sum2;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads) onepass_kernel(const LossTotal total) {
+  wait_for_kernel_before();
   __shared__ ReduceStorage<1, Sum2> of_losses, of_weights;
   const A* const sums = (const A*)total.partials;
   Sum2 loss = {0, 0}, weight = {0, 0};

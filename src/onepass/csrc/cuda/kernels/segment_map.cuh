@@ -12,6 +12,7 @@ enum SegmentPart : unsigned {
   kSegmentSingle = 8,      // there are no inner dims, and items are one behind the other in all tensors
   kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
   kSegmentLong = 32,       // the kernel of the rows that fit no tile
+  kSegmentOffsets = 64,    // the kernel that finds offsets
 };
 
 constexpr int kSegmentDims = 6;  // inner dims that do not merge
@@ -79,4 +80,12 @@ struct SegmentMap {
   void* messages;
   double factor;
   float factor_f32;
+};
+
+// A sorted index, which has the segment of each item, and the offsets that are found from it.
+struct SortedIndex {
+  const void* index;
+  void* offsets;
+  long long items, segments;
+  int has_wide_index, has_wide_offsets;
 };

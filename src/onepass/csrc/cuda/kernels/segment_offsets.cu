@@ -1,0 +1,94 @@
+// segment_offsets.cu: where segments begin, from a sorted index, which is read once. A warp takes a span of rounds, of
+// some neighbouring items for each lane. It looks at the last item of each round, and then at all items of those rounds
+// in which a segment begins. An index that is not sorted gives offsets without meaning.
+#include "segment_map.cuh"
+#include "types.cuh"
+
+constexpr unsigned kAll = 0xffffffffu;
+constexpr int kItems = 4, kRound = 32 * kItems;  // items of a lane, of a round
+constexpr int kRounds = 8, kSpan = kRounds * kRound;
+
+// A number of the index as a segment; the one behind the last where there is no such segment.
+template <class Index>
+__device__ inline int as_segment(const SortedIndex& of, Index index) {
+  return (unsigned long long)(long long)index < (unsigned long long)of.segments ? (int)index : (int)of.segments;
+}
+// The segment of an item. Before the first item lies segment -1, behind the last one the segment behind the last.
+template <class Index>
+__device__ inline int segment_of(const SortedIndex& of, int64_t item) {
+  if (item < 0) return -1;
+  return item < of.items ? as_segment(of, ((const Index*)of.index)[item]) : (int)of.segments;
+}
+// Those of neighbouring items.
+template <class Index>
+__device__ inline void load_segments(const SortedIndex& of, int64_t item, int (&segments)[kItems]) {
+  const Index* const from = (const Index*)of.index + item;
+  if (item + kItems <= of.items && (uint64_t)from % 16 == 0) {
+    constexpr int kEach = 16 / sizeof(Index);
+    unroll<kItems / kEach>([&](int j) {
+      const auto some = ((const Vector<Index, kEach>*)from)[j];
+      unroll<kEach>([&](int i) { segments[j * kEach + i] = as_segment(of, some.at[i]); });
+    });
+  } else {
+    unroll<kItems>([&](int i) { segments[i] = segment_of<Index>(of, item + i); });
+  }
+}
+__device__ inline void store_offset(const SortedIndex& of, int segment, int64_t item) {
+  if (of.has_wide_offsets)
+    ((int64_t*)of.offsets)[segment] = item;
+  else
+    ((int*)of.offsets)[segment] = (int)item;
+}
+// The segments behind `before` up to `last` begin at the lane's item.
+__device__ inline void begin_segments(const SortedIndex& of, int before, int last, int64_t item) {
+  const bool has_many = last - before > 32;
+  for (int segment = before + 1; !has_many && segment <= last; ++segment) store_offset(of, segment, item);
+  for (uint32_t lanes = __ballot_sync(kAll, has_many); lanes; lanes &= lanes - 1) {  // all lanes take those of one
+    const int from = __ffs(lanes) - 1, end = __shfl_sync(kAll, last, from);
+    const int64_t at = __shfl_sync(kAll, item, from);
+    for (int segment = __shfl_sync(kAll, before, from) + 1 + (int)threadIdx.x % 32; segment <= end; segment += 32)
+      store_offset(of, segment, at);
+  }
+}
+// Those that begin in a round, of which the lane has the items from `item` on; `before` is that of the item before it.
+__device__ inline void store_offsets(const SortedIndex& of, const int (&segments)[kItems], int before, int64_t item) {
+  const int neighbour = __shfl_up_sync(kAll, segments[kItems - 1], 1), first = threadIdx.x % 32 ? neighbour : before;
+  const auto before_item = [&](int i) { return i ? segments[i - 1] : first; };
+  const auto own = [&](int i) { return min(item + i, (int64_t)of.items); };
+  bool has_gaps = false;
+  unroll<kItems>([&](int i) { has_gaps |= segments[i] - before_item(i) > 1; });
+  if (__any_sync(kAll, has_gaps)) {
+    unroll<kItems>([&](int i) { begin_segments(of, before_item(i), segments[i], own(i)); });
+  } else {
+    unroll<kItems>([&](int i) {
+      if (segments[i] > before_item(i)) store_offset(of, segments[i], own(i));
+    });
+  }
+}
+
+template <class Index>
+__device__ inline void find_offsets(const SortedIndex& of) {
+  const int lane = threadIdx.x % 32;
+  const int64_t warps = (int64_t)gridDim.x * blockDim.x / 32;
+  for (int64_t span = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; span * kSpan <= of.items; span += warps) {
+    const int64_t first = span * kSpan;
+    const int before_round = segment_of<Index>(of, first + min(lane, kRounds) * kRound - 1);
+    const bool is_one = before_round == __shfl_down_sync(kAll, before_round, 1);
+    const uint32_t rounds = ~__ballot_sync(kAll, is_one);  // in which a segment begins
+    int segments[kRounds][kItems];
+    unroll<kRounds>([&](int r) {
+      if (rounds >> r & 1) load_segments<Index>(of, first + r * kRound + lane * kItems, segments[r]);
+    });
+    unroll<kRounds>([&](int r) {
+      if (rounds >> r & 1)
+        store_offsets(of, segments[r], __shfl_sync(kAll, before_round, r), first + r * kRound + lane * kItems);
+    });
+  }
+}
+
+extern "C" __global__ void onepass_kernel(const SortedIndex of) {
+  if (of.has_wide_index)
+    find_offsets<int64_t>(of);
+  else
+    find_offsets<int>(of);
+}
