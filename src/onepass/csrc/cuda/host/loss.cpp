@@ -137,10 +137,11 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
   const bool has_long_ends = problem.has_spread && !backward;
   plan.threads_per_row = threads_of_row(vecs, plan.vec_size * size, rows, backward, 3, gpu, has_long_ends);
   const int64_t own_vecs = ceil_div(vecs, plan.threads_per_row);
-  plan.vecs = backward ? least_cost(own_vecs, 2, 3, 1) : least_cost(own_vecs, 3, 4, !has_long_ends);
+  const bool is_in_warp = plan.threads_per_row <= 32;
+  plan.vecs = backward ? least_cost(own_vecs, 2, 3, 1) : least_cost(own_vecs, 3, 4, is_in_warp && !has_long_ends);
   if (plan.vec_size == 1) plan.vecs = least_cost(own_vecs, 6, 8);
   plan.part_n = n + plan.vec_size;
-  if (plan.threads_per_row <= 32) return plan;
+  if (is_in_warp) return plan;
   plan.threads = plan.threads_per_row;
   const int64_t line = plan.vec_size == 1 ? 1 : 128 / size;  // elements, from the first of which on a row is counted
   const int64_t chunk = int64_t(plan.threads) * plan.vecs * plan.vec_size, chunks = ceil_div(n + line - 1, chunk);
