@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ._engines import resolve
+from .item_route import Route, route_of
 from .scored import _dispatch_modes, _function_modes
 
 INDICES = (torch.int64, torch.int32)
@@ -40,9 +41,10 @@ class Segments:
     tensor([0.3333, 1.0000, 0.3333, 0.3333])
     """
 
-    __slots__ = ("offsets", "order")
+    __slots__ = ("_route", "offsets", "order")
     offsets: Tensor
     order: Tensor | None
+    _route: Route | None
 
     def __init__(self, index: Tensor, num_segments: int | None = None):
         check_index("Segments", index)
@@ -50,6 +52,7 @@ class Segments:
             num_segments = int(index.max()) + 1 if index.numel() else 0
         _check_count("Segments", num_segments)
         self.offsets, self.order = _sort("Segments", index, num_segments)
+        self._route = None
 
     @classmethod
     def from_offsets(cls, offsets: Tensor, order: Tensor | None = None) -> "Segments":
@@ -77,6 +80,7 @@ class Segments:
                 raise ValueError("onepass.Segments(): order is no permutation of the items")
         self = cls.__new__(cls)
         self.offsets, self.order = offsets.contiguous(), None if order is None else order.contiguous()
+        self._route = None
         return self
 
     @classmethod
@@ -95,11 +99,20 @@ class Segments:
     def num_segments(self) -> int:
         return self.offsets.shape[0] - 1
 
+    @property
+    def route(self) -> Route:
+        """The way of items to the order, which is made when it is first asked for."""
+        if self._route is None:
+            assert self.order is not None
+            self._route = route_of(self.order)
+        return self._route
+
     def to(self, device: torch.device | str) -> "Segments":
         """The same segments on another device."""
         self_there = type(self).__new__(type(self))
         self_there.offsets = self.offsets.to(device)
         self_there.order = None if self.order is None else self.order.to(device)
+        self_there._route = None
         return self_there
 
     def __repr__(self) -> str:

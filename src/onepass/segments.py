@@ -1,5 +1,6 @@
 """Rows of unequal length: softmax and its kin over the segments of a dim, as graphs, packed sequences and sets have."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch._C import _functorch
 from ._engines import resolve
 from ._state import State, state
 from .functional import log_softmax, logsumexp, softmax
+from .item_route import moves, routed_call
+from .loss_ops import _is_eager
 from .scored import _accumulator, _dispatch_modes, _function_modes, _is_transformed
 from .segment_arithmetic import SegmentSpec
 from .segment_offsets import Segments, check_indices, check_offsets, check_values, offsets_of
@@ -212,11 +215,11 @@ def _call(
     if lengths is not None:
         return _padded(function, x, lengths, dim, factor, bias, dtype, out, check, engine)
     (dim,) = wrap_dims(name, x, (0 if type(dim) is Default else dim,))
-    order = None
+    order = segments = None
     if index is not None:
         offsets = offsets_of(name, index, num_segments, x, dim, check)
     elif isinstance(offsets, Segments):
-        offsets, order = offsets.offsets, offsets.order
+        segments, offsets, order = offsets, offsets.offsets, offsets.order
         if offsets.device != x.device:
             raise RuntimeError(f"onepass.{name}(): segments must be on {x.device}, as x is, got {offsets.device}")
     else:
@@ -243,9 +246,12 @@ def _call(
         x = x.to(dtype) if x.dtype not in HALF_DTYPES or dtype is not torch.float32 else x
     if factor == 0:
         x, spec = x * 0, spec._replace(factor=1.0)  # of which the gradient of the scores is no quotient
+    call = partial(segment_call, x, offsets, order, _expanded(bias, x), spec)
+    if segments is not None and moves(x, order, bias, spec) and _is_eager(x, offsets, order):
+        call = partial(routed_call, x, offsets, segments.route, spec)
     if out is None:
-        return segment_call(x, offsets, order, _expanded(bias, x), spec)
-    segment_call(x, offsets, order, _expanded(bias, x), spec, out.detach())
+        return call()
+    call(out.detach())
     if not out.is_inference():
         torch._C._increment_version((out,))
     return out

@@ -66,7 +66,7 @@ class Emulator:
             getattr(self.host, name)
             for name in (
                 *("solve", "solve_scored", "solve_loss", "solve_divergence", "solve_segments"),
-                *("solve_over_ranks", "find_offsets", "run_kernel"),
+                *("solve_over_ranks", "find_offsets", "move_items", "run_kernel"),
             )
         ):
             function.restype = ctypes.c_char_p
@@ -302,6 +302,15 @@ class Emulator:
         sizes = ctypes.c_int64(index.numel()), ctypes.c_int64(offsets.numel() - 1)
         pointers = ctypes.c_void_p(index.data_ptr()), ctypes.c_void_p(offsets.data_ptr())
         self.done(self.host.find_offsets(*pointers, *sizes, *wide, device))
+
+    def moves(
+        self, source: Tensor, to: Tensor, local: Tensor, places: Tensor | None, is_into_order: bool, device: int = 0
+    ) -> None:
+        """A pass of items that move to an order, or back."""
+        self.begin([source, local, places], to)
+        pointers = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in (source, to, local, places)]
+        items, item_bytes = ctypes.c_int64(len(source)), source[0].nbytes
+        self.done(self.host.move_items(*pointers, items, item_bytes, is_into_order, device))
 
     def over_ranks(
         self,

@@ -216,6 +216,12 @@ const char* find_offsets(const void* index, void* offsets, int64_t items, int64_
   });
 }
 
+// A pass of items that move to an order, or back.
+const char* move_items(const void* from, void* to, const void* local, const void* places, int64_t items, int bytes,
+                       bool is_into_order, int device) {
+  return said_by([&] { start_item_moves({from, to, local, places, items, is_into_order}, bytes, device, nullptr); });
+}
+
 // A problem of contiguous rows that are split over ranks, each of which is a process. `memory`: of each rank.
 const char* solve_over_ranks(bool backward, int function, int in_type, int out_type, void* const* tensors, int64_t rows,
                              int64_t n, void* memory, void* fault, int64_t patience, int ranks, int rank) {

@@ -89,6 +89,9 @@ bool run_segments(const SegmentProblem& problem, const TensorRef& like);
 void merge_states(const TensorRef& parts, const TensorRef& planes);
 // Finds where the segments of a sorted index begin.
 void find_offsets(const TensorRef& index, const TensorRef& offsets);
+// One of the two passes that put items in another order, or back.
+void move_items(const TensorRef& from, const TensorRef& to, const TensorRef& local, const TensorRef* places,
+                bool is_into_order);
 
 }  // namespace cuda
 

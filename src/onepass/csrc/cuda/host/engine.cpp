@@ -132,6 +132,18 @@ void find_offsets(const TensorRef& index, const TensorRef& offsets) {
                         device, current_stream(device));
 }
 
+void move_items(const TensorRef& from, const TensorRef& to, const TensorRef& local, const TensorRef* places,
+                bool is_into_order) {
+  const int device = from.device_index;
+  const DeviceScope scope(device);
+  const int64_t items = local.numel();
+  if (items == 0) return;
+  const int item_bytes = int(from.numel() / items) * size_of(from.dtype());
+  start_item_moves({from.data(), to.mutable_data(), local.data(), places ? places->data() : nullptr, items,
+                    is_into_order},
+                   item_bytes, device, current_stream(device));
+}
+
 void merge_states(const TensorRef& parts, const TensorRef& planes) {
   const int device = parts.device_index;
   const DeviceScope scope(device);

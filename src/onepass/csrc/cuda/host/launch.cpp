@@ -124,6 +124,7 @@ const char* source_of(const KernelKind& kind, Tier tier) {
   if (kind.loss_step == LossStep::states) return "merge_states.cu";
   if (kind.loss_parts & kLossStaged) return "loss_staged.cu";
   if (kind.segment_parts & kSegmentOffsets) return "segment_offsets.cu";
+  if (kind.segment_parts & kSegmentMoves) return "item_moves.cu";
   if (kind.segment_parts & kSegmentInvariant) return "segments_invariant.cu";
   if (kind.segment_parts) return kind.segment_parts & kSegmentLong ? "segments_long.cu" : "segments_tiled.cu";
   if (kind.loss_parts) return kind.loss_parts & kLossColumns ? "loss_columns.cu" : "loss_rows.cu";

@@ -148,6 +148,8 @@ SegmentLaunch make_segment_launch(const SegmentProblem& problem, int device);
 void start_segments(SegmentLaunch launch, void* messages, void* stream);
 // Finds where the segments of a sorted index begin.
 void start_segment_offsets(const SortedIndex& of, int device, void* stream);
+// A pass of items of 2, 4 or 8 bytes.
+void start_item_moves(const MoveMap& map, int item_bytes, int device, void* stream);
 
 // Whether there is a kernel for a scored problem; its launch, by a plan that is given or by its own; and its start, as
 // of other problems.

@@ -256,4 +256,16 @@ void start_segment_offsets(const SortedIndex& of, int device, void* stream) {
   start_kernel(launch, arguments, stream);
 }
 
+void start_item_moves(const MoveMap& map, int item_bytes, int device, void* stream) {
+  const DType type = item_bytes == 2 ? DType::float16 : item_bytes == 4 ? DType::float32 : DType::float64;
+  KernelKind kind = {Function::softmax, Pass::forward, type, type};
+  kind.segment_parts = kSegments | kSegmentMoves;
+  Launch launch = {};
+  launch.kernel = find_or_load(kind, {Tier::warp, 1, kMoveThreads, 1, 1, 1, 0, VecAccess::scalar}, device);
+  launch.blocks = unsigned(ceil_div(map.items, kMoveChunk)), launch.groups = 1, launch.threads = kMoveThreads;
+  launch.shared = unsigned(kMoveChunk * item_bytes);
+  void* arguments[] = {const_cast<MoveMap*>(&map)};
+  start_kernel(launch, arguments, stream);
+}
+
 }  // namespace onepass::cuda

@@ -13,6 +13,7 @@ enum SegmentPart : unsigned {
   kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
   kSegmentLong = 32,       // the kernel of the rows that fit no tile
   kSegmentOffsets = 64,    // the kernel that finds offsets
+  kSegmentMoves = 128,     // the kernel that moves items
 };
 
 constexpr int kSegmentDims = 6;  // inner dims that do not merge
@@ -88,4 +89,16 @@ struct SortedIndex {
   void* offsets;
   long long items, segments;
   int has_wide_index, has_wide_offsets;
+};
+
+// A pass of items from memory to an order, or back. In shared memory item i of a chunk, in the order in which they lie in
+// buckets, is item local[i] of the chunk as it lies in memory; it is the item `places[i]` of all buckets. From buckets to
+// the order items keep to their bucket: there are no places.
+constexpr int kMoveChunk = 24576, kMoveThreads = 1024;
+struct MoveMap {
+  const void* from;
+  void* to;
+  const void *local, *places;
+  long long items;
+  int is_into_order;
 };

@@ -42,10 +42,13 @@ __device__ inline void store_offset(const SortedIndex& of, int segment, int64_t 
 // The segments behind `before` up to `last` begin at the lane's item.
 __device__ inline void begin_segments(const SortedIndex& of, int before, int last, int64_t item) {
   const bool has_many = last - before > 32;
+#pragma unroll 1
   for (int segment = before + 1; !has_many && segment <= last; ++segment) store_offset(of, segment, item);
+#pragma unroll 1
   for (uint32_t lanes = __ballot_sync(kAll, has_many); lanes; lanes &= lanes - 1) {  // all lanes take those of one
     const int from = __ffs(lanes) - 1, end = __shfl_sync(kAll, last, from);
     const int64_t at = __shfl_sync(kAll, item, from);
+#pragma unroll 1
     for (int segment = __shfl_sync(kAll, before, from) + 1 + (int)threadIdx.x % 32; segment <= end; segment += 32)
       store_offset(of, segment, at);
   }
@@ -75,14 +78,14 @@ __device__ inline void find_offsets(const SortedIndex& of) {
     const int before_round = segment_of<Index>(of, first + min(lane, kRounds) * kRound - 1);
     const bool is_one = before_round == __shfl_down_sync(kAll, before_round, 1);
     const uint32_t rounds = ~__ballot_sync(kAll, is_one);  // in which a segment begins
-    int segments[kRounds][kItems];
-    unroll<kRounds>([&](int r) {
-      if (rounds >> r & 1) load_segments<Index>(of, first + r * kRound + lane * kItems, segments[r]);
-    });
-    unroll<kRounds>([&](int r) {
-      if (rounds >> r & 1)
-        store_offsets(of, segments[r], __shfl_sync(kAll, before_round, r), first + r * kRound + lane * kItems);
-    });
+#pragma unroll 1
+    for (int r = 0; r < kRounds; ++r) {
+      const int before = __shfl_sync(kAll, before_round, r);
+      if (!(rounds >> r & 1)) continue;
+      int segments[kItems];
+      load_segments<Index>(of, first + r * kRound + lane * kItems, segments);
+      store_offsets(of, segments, before, first + r * kRound + lane * kItems);
+    }
   }
 }
 

@@ -1,0 +1,102 @@
+"""Items in the order of their segments, by two passes over memory (csrc/cuda/kernels/item_moves.cu).
+
+Segments of an unsorted index are computed in place, item by item, where items are large, few, or something lies beside
+them. Many small items on a GPU first move to where their order has them, as reading them one by one takes some eight
+times as long; results move back. A route says how, and is made once for an order.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .segment_arithmetic import SegmentSpec
+from .segment_ops import segment_call
+
+CHUNK = 24576  # items: kMoveChunk
+LEAST, MOST = 1 << 22, 1 << 27  # items of a call that moves them (H200, 2026-11-30)
+_ITEM_BYTES = (2, 4, 8)
+_move_kernel = functools.partial(torch._C._dispatch_call_boxed, torch.ops.onepass._move_items.default._handle)
+
+
+class Route(NamedTuple):
+    """How items move from memory to an order. Both are cut into chunks of neighbouring items. Between two passes items
+    lie in buckets: those of a chunk of the order lie together, by the chunks of memory that they come from."""
+
+    from_memory: Tensor  # (items) int16: of each chunk of memory, its items by their buckets, each by its place in it
+    places: Tensor  # (items) int32: where these are among the items of all buckets
+    to_order: Tensor  # (items) int16: for each item of the order, its place in its bucket
+
+
+def route_of(order: Tensor, chunk: int = CHUNK) -> Route:
+    """The route to an order: a permutation of the places of items, int32 or int64, (items)."""
+    items = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    chunks = -(-len(order) // chunk)
+    bucket = torch.empty_like(items)
+    bucket[order] = items // chunk
+    pair, by_pair = (items // chunk * chunks + bucket).sort(stable=True)  # items of memory, chunk by chunk, by their buckets
+    counts = torch.bincount(pair, minlength=chunks * chunks)
+    in_buckets = counts.view(chunks, chunks).t().flatten()
+    first = (in_buckets.cumsum(0) - in_buckets).view(chunks, chunks).t().flatten()  # of a pair, in the buckets
+    places = items + (first - (counts.cumsum(0) - counts)).to(torch.int32)[pair]
+    in_bucket = torch.empty_like(items)
+    in_bucket[by_pair] = places % chunk
+    return Route(_as_int16(by_pair % chunk), places, _as_int16(in_bucket[order]))
+
+
+def _as_int16(t: Tensor) -> Tensor:
+    """Numbers below 65536, in the bits of 16."""
+    return torch.where(t < 1 << 15, t, t - (1 << 16)).to(torch.int16)
+
+
+def moves(x: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpec, least: int = LEAST) -> bool:
+    """Whether the items of a call move, and back."""
+    if order is None or bias is not None or spec.engine != "cuda" or spec.dim or not least <= len(x) <= MOST:
+        return False
+    each = x.numel() // len(x)
+    wide = x.new_empty(0, dtype=spec.result_dtype(x)).element_size()
+    return x.is_contiguous() and each * x.element_size() in _ITEM_BYTES and each * wide in _ITEM_BYTES
+
+
+def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out: Tensor | None = None) -> Tensor:
+    """`segment_call` of items that move."""
+    in_order = _move(x, route, True)
+    if spec.reduces:
+        return segment_call(in_order, offsets, None, None, spec, out)
+    y = segment_call(in_order, offsets, None, None, spec)
+    if out is None:
+        return _move(y, route, False)
+    return _moved(y, route, False, out) if out.is_contiguous() else out.copy_(_moved(y, route, False))
+
+
+def _moved(t: Tensor, route: Route, is_into_order: bool, to: Tensor | None = None) -> Tensor:
+    to = torch.empty_like(t) if to is None else to
+    between = torch.empty_like(t)
+    if is_into_order:
+        _move_kernel(t, between, route.from_memory, route.places, True)
+        _move_kernel(between, to, route.to_order, None, True)
+    else:
+        _move_kernel(t, between, route.to_order, None, False)
+        _move_kernel(between, to, route.from_memory, route.places, False)
+    return to
+
+
+class _Move(torch.autograd.Function):
+    """Items to an order or back, with a gradient, which moves the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, route: Route, is_into_order: bool) -> Tensor:
+        ctx.route, ctx.is_into_order = route, is_into_order
+        return _moved(t, route, is_into_order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _move(grad.contiguous(), ctx.route, not ctx.is_into_order), None, None
+
+
+def _move(t: Tensor, route: Route, is_into_order: bool) -> Tensor:
+    if t.requires_grad and torch.is_grad_enabled():
+        moved: Tensor = _Move.apply(t, route, is_into_order)  # type: ignore[no-untyped-call]
+        return moved
+    return _moved(t, route, is_into_order)
