@@ -150,9 +150,23 @@ def test_a_kernel_that_several_calls_ask_for_is_listed_once():
     )
 
 
+# Among a plan's numbers, the parts that a kernel of segments is compiled for, and two of those.
+SEGMENT_PARTS, OFFSETS, MOVES = 10, 64, 128
+
+
+@pytest.mark.parametrize(("options", "part", "count"), [((), OFFSETS, 1), (("order",), MOVES, 3)])
+def test_what_finds_offsets_and_moves_items_is_listed(options, part, count):
+    listed = kernels(["segment_softmax"], [BF16], options=options)
+    assert sum(bool(k.plan[SEGMENT_PARTS] & part) for k in listed) == count
+    in_place = [k for k in listed if not k.plan[SEGMENT_PARTS] & (OFFSETS | MOVES)]
+    assert any(k.plan[SEGMENT_PARTS] & 2 for k in in_place) == bool(options)  # by the order
+    assert any(not k.plan[SEGMENT_PARTS] & 2 for k in in_place)
+
+
 def test_functions_of_segments_read_what_is_cast_first():
     def types(functions: list[str], dtypes: list[Any], **options: Any) -> set[Any]:
-        return {(k.x_type, k.y_type, k.which) for k in kernels(functions, dtypes, **options)}
+        listed = kernels(functions, dtypes, **options)
+        return {(k.x_type, k.y_type, k.which) for k in listed if not k.plan[SEGMENT_PARTS] & (OFFSETS | MOVES)}
 
     assert types(["segment_softmax"], [(F32, F16)]) == {(F16, F16, FORWARD)}
     assert types(["segment_softmax"], [(BF16, F32)], backward=True) == {(BF16, F32, FORWARD), (F32, BF16, BACKWARD)}

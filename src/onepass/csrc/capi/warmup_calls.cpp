@@ -241,14 +241,22 @@ class ScoredRows {
 std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64_t>& lengths, bool dims) {
   Kernels kernels(gpu);
   if (call.is_of_segments()) {
+    Call in_order = call;  // of items that have moved
+    in_order.options.erase("order");
     std::vector<int64_t> means = lengths;
     for (int64_t mean = 1; lengths.empty() && mean <= int64_t(1) << 24; mean *= 2) means.push_back(mean);
     for (const int64_t mean : means) {
       for (int64_t segments = 1; segments <= int64_t(1) << 24; segments *= 8) {
         for (const int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256}) {
           note_segments(call, segments, mean, columns, &kernels);
+          if (call.has("order")) note_segments(in_order, segments, mean, columns, &kernels);
         }
       }
+    }
+    if (!call.backward) {  // what finds offsets, or moves items to their order
+      if (!call.has("order")) kernels.note([&] { cuda::start_segment_offsets({}, 0, nullptr); });
+      for (const int bytes : {2, 4, 8})
+        if (call.has("order")) kernels.note([&] { cuda::start_item_moves({}, bytes, 0, nullptr); });
     }
     return kernels.json();
   }

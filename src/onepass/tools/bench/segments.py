@@ -99,8 +99,9 @@ class Ours(SegmentProvider):
             return [lambda: f(x, out=out), *super().calls(ragged)]
         assert isinstance(f, partial)
         given: Any = f.keywords["offsets"]
-        offsets, order = (given.offsets, given.order) if isinstance(given, onepass.Segments) else (given, None)
-        arguments = grad, f(x), None, offsets, order, None, out, FUNCTIONS.index("softmax"), 0, 1.0
+        if isinstance(given, onepass.Segments):  # whose items may move
+            return super().calls(ragged)
+        arguments = grad, f(x), None, given, None, None, out, FUNCTIONS.index("softmax"), 0, 1.0
 
         def call() -> Tensor:
             torch.ops.onepass._segment_backward_kernel(*arguments)
