@@ -35,7 +35,8 @@ def route_of(order: Tensor, chunk: int = CHUNK) -> Route:
     chunks = -(-len(order) // chunk)
     bucket = torch.empty_like(items)
     bucket[order] = items // chunk
-    pair, by_pair = (items // chunk * chunks + bucket).sort(stable=True)  # items of memory, chunk by chunk, by their buckets
+    # Of memory, chunk by chunk, the items by their buckets.
+    pair, by_pair = (items // chunk * chunks + bucket).sort(stable=True)
     counts = torch.bincount(pair, minlength=chunks * chunks)
     in_buckets = counts.view(chunks, chunks).t().flatten()
     first = (in_buckets.cumsum(0) - in_buckets).view(chunks, chunks).t().flatten()  # of a pair, in the buckets

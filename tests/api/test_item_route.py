@@ -1,5 +1,7 @@
 """Items that move to the order of their segments: their route, and calls that go by it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -92,13 +94,14 @@ def test_which_items_move():
     order, spec = torch.randperm(100), SegmentSpec(0, "softmax", engine="cuda")
     x = torch.zeros(100, 2)
 
-    def answer(x: Tensor = x, order: Tensor | None = order, bias: Tensor | None = None, **given: object) -> bool:
+    def answer(x: Tensor = x, order: Tensor | None = order, bias: Tensor | None = None, **given: Any) -> bool:
         return moves(x, order, bias, spec._replace(**given), least=100)
 
-    assert answer() and answer(x[:, 0].contiguous()) and answer(x.half())
-    assert not answer(order=None) and not answer(bias=x) and not answer(engine="triton") and not answer(dim=1)
-    assert not answer(x[:99]) and not answer(x[:, 0]) and not answer(torch.zeros(100, 3)) and not answer(x.double())
-    assert not answer(torch.zeros(100, 4).half(), dtype=torch.float32)  # results of 16 bytes
+    taken = [{}, {"x": x[:, 0].contiguous()}, {"x": x.half()}]
+    left = [{"order": None}, {"bias": x}, {"engine": "triton"}, {"dim": 1}]
+    left += [{"x": t} for t in (x[:99], x[:, 0], torch.zeros(100, 3), x.double())]
+    left += [{"x": torch.zeros(100, 4).half(), "dtype": torch.float32}]  # results of 16 bytes
+    assert [answer(**given) for given in taken + left] == [True] * len(taken) + [False] * len(left)
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

@@ -127,9 +127,9 @@ void find_offsets(const TensorRef& index, const TensorRef& offsets) {
   const int device = index.device_index;
   const DeviceScope scope(device);
   const auto is_wide = [](const TensorRef& t) { return t.dtype_code() != aoti_torch_dtype_int32(); };
-  start_segment_offsets({index.data(), offsets.mutable_data(), index.numel(), offsets.numel() - 1, is_wide(index),
-                         is_wide(offsets)},
-                        device, current_stream(device));
+  start_segment_offsets(
+      {index.data(), offsets.mutable_data(), index.numel(), offsets.numel() - 1, is_wide(index), is_wide(offsets)},
+      device, current_stream(device));
 }
 
 void move_items(const TensorRef& from, const TensorRef& to, const TensorRef& local, const TensorRef* places,
@@ -139,9 +139,9 @@ void move_items(const TensorRef& from, const TensorRef& to, const TensorRef& loc
   const int64_t items = local.numel();
   if (items == 0) return;
   const int item_bytes = int(from.numel() / items) * size_of(from.dtype());
-  start_item_moves({from.data(), to.mutable_data(), local.data(), places ? places->data() : nullptr, items,
-                    is_into_order},
-                   item_bytes, device, current_stream(device));
+  start_item_moves(
+      {from.data(), to.mutable_data(), local.data(), places ? places->data() : nullptr, items, is_into_order},
+      item_bytes, device, current_stream(device));
 }
 
 void merge_states(const TensorRef& parts, const TensorRef& planes) {

@@ -172,8 +172,8 @@ struct LossLaunch {
 };
 bool can_launch_loss(const LossProblem& problem);
 // How many threads share a row of so many vectors: few, as long as rows are many, since the reduction at the end of a
-// row costs a thread as much for few vectors, and more with `has_long_ends`. A gradient has no reduction. Measured on an
-// H200, 2026-11-30.
+// row costs a thread as much for few vectors, and more with `has_long_ends`. A gradient has no reduction. Measured on
+// an H200, 2026-11-30.
 int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward, int vecs_at_a_time, const Gpu& gpu,
                    bool has_long_ends = false);
 constexpr int64_t kResidentThreads = 1024;  // of a multiprocessor, in blocks that take rows in turn

@@ -1,7 +1,7 @@
-// item_moves.cu: items of a few bytes from memory to another order, or back. An item alone takes the time of a sector of
-// memory. So all go by two passes, between which they lie in buckets: a bucket has the items of kMoveChunk places of the
-// order, as they came from one chunk of memory after another. Each pass has a chunk, or a bucket, in shared memory, and
-// reads and writes memory in runs (the scatter of a radix sort: Merrill and Grimshaw, 2011).
+// item_moves.cu: items of a few bytes from memory to another order, or back. An item alone takes the time of a sector
+// of memory. So all go by two passes, between which they lie in buckets: a bucket has the items of kMoveChunk places of
+// the order, as they came from one chunk of memory after another. Each pass has a chunk, or a bucket, in shared memory,
+// and reads and writes memory in runs (the scatter of a radix sort: Merrill and Grimshaw, 2011).
 //
 //   memory -- chunk by chunk, by `local` and `places` --> buckets -- bucket by bucket, by `local` --> order
 #include "async_copy.cuh"

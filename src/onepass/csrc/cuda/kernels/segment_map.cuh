@@ -91,9 +91,9 @@ struct SortedIndex {
   int has_wide_index, has_wide_offsets;
 };
 
-// A pass of items from memory to an order, or back. In shared memory item i of a chunk, in the order in which they lie in
-// buckets, is item local[i] of the chunk as it lies in memory; it is the item `places[i]` of all buckets. From buckets to
-// the order items keep to their bucket: there are no places.
+// A pass of items from memory to an order, or back. In shared memory item i of a chunk, in the order in which they lie
+// in buckets, is item local[i] of the chunk as it lies in memory; it is the item `places[i]` of all buckets. From
+// buckets to the order items keep to their bucket: there are no places.
 constexpr int kMoveChunk = 24576, kMoveThreads = 1024;
 struct MoveMap {
   const void* from;
