@@ -98,6 +98,6 @@ class _Move(torch.autograd.Function):
 
 def _move(t: Tensor, route: Route, is_into_order: bool) -> Tensor:
     if t.requires_grad and torch.is_grad_enabled():
-        moved: Tensor = _Move.apply(t, route, is_into_order)  # type: ignore[no-untyped-call]
+        moved: Tensor = _Move.apply(t, route, is_into_order)
         return moved
     return _moved(t, route, is_into_order)
