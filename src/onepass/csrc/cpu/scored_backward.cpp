@@ -141,12 +141,26 @@ struct ScoredBackward {
         a[k] = *rows.template data<const A>(kRowLse, at.row), b[k] = *rows.template data<const A>(kGradOf, at.row);
       }
     }
-    if constexpr (kHasSums && std::is_same_v<A, float>) {
-      if (count > 2) return store_vector(a, transpose_reduce(lanes, add));
-      for (int64_t k = 0; k < count; ++k) a[k] = reduce_lanes(lanes[k], add);
+    if constexpr (kHasSums) add_lanes(lanes, count, a);
+  }
+  // The sums over the lanes of each of the first `count` vectors. There is room for L of them.
+  static ONEPASS_INLINE void add_lanes(Vector (&lanes)[L], int64_t count, A* to) {
+    if constexpr (std::is_same_v<A, float>) {
+      if (count > 2) return store_vector(to, transpose_reduce(lanes, add));
+      for (int64_t k = 0; k < count; ++k) to[k] = reduce_lanes(lanes[k], add);
     } else {
-      for (int64_t k = 0; kHasSums && k < count; ++k) a[k] = A(total_of(lanes[k]));
+      for (int64_t k = 0; k < count; ++k) to[k] = A(total_of(lanes[k]));
     }
+  }
+  // The sums of up to L short rows, which follow each other in a run of all their elements.
+  __attribute__((noinline)) void sum_short_rows(const ScoredRun& run, int64_t count, A* to) const {
+    Vector lanes[L] = {}, v[1];
+    const int64_t n = p.n, whole = n / L * L;
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t i = k * n; i < k * n + whole; i += L) load_terms<true>(run, i, v), lanes[k] += v[0];
+      if (whole < n) load_terms<true>(run, k * n + whole, v, n - whole), lanes[k] += v[0];
+    }
+    add_lanes(lanes, count, to);
   }
 
   // Results -----------------------------------------------------------------------------------------------------------
@@ -318,15 +332,37 @@ struct ScoredBackward {
     return kHasSums && p.n <= kMaxInRun && (kIsSoftmax || !p.has_window()) &&
            rows.follow_each_other({kInput, kGradOf, kOfCap, kResult, mask}) && rows.inner.strides[kScale] == 0;
   }
+  // The last dims of the rows, along all of which they follow each other so. Where elements are hidden does not count:
+  // it is asked for row by row, and seldom.
+  int dims_in_runs() const {
+    constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
+    const auto& dims = p.outer.dims;
+    const auto follows = [&](int d) {
+      bool all = true;
+      for (const ScoredTensor t : {kInput, kGradOf, kOfCap, kResult, kScale, mask})
+        all &= !p.has(t) || dims[d - 1].strides[t] == dims[d].size * dims[d].strides[t];
+      return all;
+    };
+    int count = 1;
+    while (count < p.outer.count && follows(p.outer.count - count)) ++count;
+    return count;
+  }
   void rows_in_runs(int64_t begin, int64_t end) const {
     alignas(64) A a[L], b[L], of_elements[3][kMaxInRun * L + L];
     const auto& column = p.outer.dims[p.outer.count - 1];
-    const int64_t n = p.n, size = column.size;
-    ScoredWalk slice(p.outer, begin / size, 1, rows.origin);
+    const int dims = dims_in_runs();
+    const int64_t n = p.n;
+    int64_t size = 1;
+    for (int d = p.outer.count - dims; d < p.outer.count; ++d) size *= p.outer.dims[d].size;
+    ScoredWalk slice(p.outer, begin / size, dims, rows.origin);
     int64_t at = begin % size;
     for (int64_t first = begin, count; first < end; first += count) {
       count = std::min({int64_t(L), end - first, size - at});
-      make_numbers(count, a, b, false, [&](int64_t k) { return Place{slice.at, (at + k) * n}; });
+      const ScoredRun run = {slice.at, rows.inner.strides, at * n, count * n};
+      if (!has_marks && is_plain(run))
+        sum_short_rows(run, count, a);
+      else
+        make_numbers(count, a, b, false, [&](int64_t k) { return Place{slice.at, (at + k) * n}; });
       for (int64_t k = 0; k < count; ++k) repeat(a[k], of_elements[0] + k * n);
       for (int64_t k = 0; has_marks && k < count; ++k) repeat(b[k], of_elements[1] + k * n);
       const A* scales = nullptr;
@@ -338,14 +374,11 @@ struct ScoredBackward {
       }
       const Numbers numbers = {of_elements[0], of_elements[1], 1, are_finite(a, count), scales};
       if (!kIsSoftmax || numbers.all_finite) {
-        store_gradients({slice.at, rows.inner.strides, at * n, count * n}, numbers, false);
+        store_gradients(run, numbers, false);
       } else {
-        const ScoredRun first_elements = {slice.at, column.strides, at, count};
-        for (int64_t k = 0; k < count; ++k) {
-          int64_t row[kScoredTensors];
-          for (int t = 0; t < kScoredTensors; ++t) row[t] = first_elements.part(k, count).at(ScoredTensor(t));
-          store_row_gradients(row, 0, n, {a + k, b + k, 0, are_finite(a + k, 1)});
-        }
+        ScoredWalk row = rows.from(first);
+        for (int64_t k = 0; k < count; ++k, row.next())
+          store_row_gradients(row.at, 0, n, {a + k, b + k, 0, are_finite(a + k, 1)});
       }
       at += count;
       if (at == size) at = 0, slice.next();

@@ -385,11 +385,11 @@ struct SlopeLoader {
     if (softcap != 0) x.data = static_cast<const char*>(x.data) + apart[x_tensor] * size_of(x.type);
     if (mask) mask += apart[kMask];
   }
-  // Is there one scale, and do the elements of the softcap, of the same type as the result, and a mask lie side by
-  // side?
+  // Is there one scale, or do scales lie side by side, as the elements of the softcap, of the same type as the result, and
+  // a mask do?
   static bool is_plain(const ScoredRows& rows, const ScoredRun& run, bool masks) {
     const ScoredProblem& p = rows.p;
-    return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0) &&
+    return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0 || run.step[kScale] == 1) &&
                             (p.softcap == 0 || (p.has(kOfCap) && run.step[kOfCap] == 1 && p.in == p.out)))) &&
            (!masks || !p.has(kMask) || run.step[kMask] == 1);
   }
