@@ -51,7 +51,7 @@ def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
     t = t.double() if dtype is torch.float64 else t
     if t.is_cpu and _is_direct(t):  # bits do not depend on the number of threads
         total = t.new_empty(shape, dtype=dtype)
-        if _SUM_KERNEL(t, total, times):
+        if _SUM_KERNEL(t, total, times) or _SUM_KERNEL(t.contiguous(), total, times):
             return total
     lead = t.dim() - len(shape)
     dims = [d for d, size in enumerate(t.shape) if d < lead or (size != 1 and shape[d - lead] == 1)]

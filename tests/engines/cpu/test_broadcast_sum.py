@@ -98,3 +98,15 @@ def test_gradients_of_all_operands_have_the_same_bits_with_any_number_of_threads
             made.append(torch.autograd.grad(y, leaves, g, retain_graph=True))
     for each in made[1:]:
         assert all(equal_bits(a, b) for a, b in zip(made[0], each, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_without_neighbours_in_memory_has_the_same_bits_with_any_number_of_threads(dtype: torch.dtype) -> None:
+    """A sink's, of one long row: it is a sum over all of the row."""
+    x, sink = torch.randn(1, 150_000, dtype=dtype), torch.zeros((), dtype=dtype, requires_grad=True)
+    y = onepass.log_softmax(x, -1, sink=sink)
+    g, made = torch.randn(1, 300_000, dtype=dtype)[:, ::2], []
+    for count in (1, 2, 7):
+        with threads(count):
+            made.append(torch.autograd.grad(y, sink, g, retain_graph=True)[0])
+    assert all(equal_bits(made[0], each) for each in made[1:])
