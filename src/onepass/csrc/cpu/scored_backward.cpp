@@ -1,307 +1,26 @@
 // scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA names it, and
-// its namespace). The gradient of a score, of the result y and its gradient g, is
+// its namespace): how the rows of a problem are taken.
 //
-//   softmax      y * (g - sum(y * g))
-//   log_softmax  g - exp(y) * sum(g)
-//   logsumexp    exp(score - y) * g
-//
-// and SlopeLoader makes of it that of the element. Operands are read where they are: those of a sum twice, the second
-// time from the cache. Where an element of a softmax takes no part y is 0, and so is its gradient, unless an operand of
-// the row is not finite; then its sum is not finite either. So the mask is looked at in such rows alone.
+//   rows        some rows at a time; short ones that follow each other as one run of elements
+//   columns     tiles of rows that lie side by side, one per lane
+//   row_chunks  chunks of long rows, whose sums are merged
 #include "grad_tile.h"
-#include "rows_simd.h"
-#include "scored.h"
-#include "scored_operands.h"
+#include "scored_gradient.h"
 
 namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kBlock = 1024;    // results that wait for their conversion
 constexpr int64_t kMaxInRun = 128;  // elements of the longest row that is stored as a part of a run
 
-// T is the type of y and g, or of the input of logsumexp.
 template <Function F, class T>
-struct ScoredBackward {
-  using A = Acc<T>;
-  using Vector = V<A>;
-  using Exp = std::conditional_t<std::is_same_v<A, double>, ExpDouble, ExpFloat>;
-  static constexpr int L = kLanes<A>;
-  static constexpr bool kIsSoftmax = F == Function::softmax, kHasSums = F != Function::logsumexp;
-  const ScoredProblem& p;
-  const ScoredPlan& plan;
-  const ScoredRows rows{p};
-  const bool has_marks = F == Function::log_softmax && p.empty_is_zero, hides = p.has(kMask) || p.has_window();
-
-  // The numbers of rows: their sums, or the results of logsumexp; and the gradients of those, or marks that are 0 where
-  // nothing takes part in a row. They are `step` apart along a run, 0 where that is one row's.
-  struct Numbers {
-    const A *a, *b;
-    int64_t step;
-    bool all_finite;           // (softmax) of the sums
-    const A* scale = nullptr;  // the scales of short rows in a run, for each of its elements
-  };
-  static bool are_finite(const A* sums, int64_t count) {
-    A none = 0;  // of the others the difference is a NaN
-#pragma omp simd reduction(+ : none)
-    for (int64_t k = 0; k < count; ++k) none += sums[k] - sums[k];
-    return kIsSoftmax && none == 0;
-  }
-
-  // Sums --------------------------------------------------------------------------------------------------------------
-
-  // Whether y and g lie side by side. All that reads them is compiled for that, too.
-  static bool is_plain(const ScoredRun& run) { return run.step[kInput] == 1 && run.step[kGradOf] == 1; }
-  template <bool kPlain, int K, class... Count>
-  ONEPASS_INLINE void load(ScoredTensor tensor, const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
-    const int64_t step = kPlain ? 1 : run.step[tensor];
-    load_operand<A>(rows.template data<const T>(tensor, run) + i * step, step, v, count...);
-  }
-  // What K vectors of elements add to the sums of their rows; 0 behind the first `count` elements.
-  template <bool kPlain, int K, class... Count>
-  ONEPASS_INLINE void load_terms(const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
-    load<kPlain>(kGradOf, run, i, v, count...);
-    if constexpr (kIsSoftmax) {
-      Vector y[K];
-      load<kPlain>(kInput, run, i, y, count...);
-      for (int k = 0; k < K; ++k) v[k] *= y[k];
-    }
-    if constexpr (sizeof...(count)) v[0] = keep_lanes(v[0], (count + ...), A(0));
-  }
-
-  struct Sum {
-    Vector sum{}, error{};
-    ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
-    // Where a sum is not finite its rounding error is meaningless.
-    ONEPASS_INLINE Vector value() const { return sum - sum == Vector{} ? sum + error : sum; }
-  };
-  // The sum of the elements [first, last) of a row, in each lane that of some. `clips`: what is outside the window,
-  // where y is 0, is not read.
-  Vector sum_of(const int64_t* row, int64_t first, int64_t last, bool clips = kIsSoftmax) const {
-    Sum total;
-    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
-      const Span in = clips ? rows.inside(run) : Span{0, run.count};
-      const ScoredRun part = run.part(in.first, in.last);
-      is_plain(run) ? add_terms<kHasFastPaths>(part, total) : add_terms<false>(part, total);
-    });
-    return total.value();
-  }
-  template <bool kPlain>
-  void add_terms(const ScoredRun& run, Sum& total) const {
-    constexpr int64_t step = 4 * L, block = 8 * step;  // a lane adds a few numbers, then a few sums
-    int64_t i = 0;
-    while (i + step <= run.count) {
-      Vector part[4] = {}, v[4];
-      for (const int64_t end = std::min(i + block, run.count); i + step <= end; i += step) {
-        load_terms<kPlain>(run, i, v);
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) part[k] += v[k];
-      }
-      total.add((part[0] + part[1]) + (part[2] + part[3]));
-    }
-    Vector few{}, v[1];
-    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), few += v[0];
-    if (kPlain && i < run.count && run.count >= L) {  // the last vector, without what has been added
-      load_terms<kPlain>(run, run.count - L, v);
-      few += drop_lanes(v[0], i + L - run.count);
-    } else if (i < run.count) {
-      load_terms<kPlain>(run, i, v, run.count - i), few += v[0];
-    }
-    total.add(few);
-  }
-  static double total_of(Vector lanes) {
-    Compensated all;
-    for (int j = 0; j < L; ++j) all.add(double(lanes[j]));
-    return all.value();
-  }
-  // Whether a row has an element that takes part: one whose log_softmax is not -inf.
-  bool takes_part(const int64_t* row, int64_t first, int64_t last) const {
-    bool any = false;
-    rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
-      const T* const y = rows.template data<const T>(kInput, run);
-      for (int64_t i = 0; !any && i < run.count; ++i) any = to_acc(y[i * run.step[kInput]]) != -kInf<A>;
-    });
-    return any;
-  }
-
-  // The numbers of up to L rows. next() gives where the next one is: its elements are those from `first` on at `row`.
-  struct Place {
-    const int64_t* row;
-    int64_t first;
-  };
-  template <class Next>
-  ONEPASS_INLINE void make_numbers(int64_t count, A* a, A* b, bool clips, Next next) const {
-    Vector lanes[L] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      const Place at = next(k);
-      if constexpr (kHasSums) {
-        lanes[k] = sum_of(at.row, at.first, at.first + p.n, clips);
-        if (has_marks) b[k] = takes_part(at.row, at.first, at.first + p.n);
-      } else {
-        a[k] = *rows.template data<const A>(kRowLse, at.row), b[k] = *rows.template data<const A>(kGradOf, at.row);
-      }
-    }
-    if constexpr (kHasSums) add_lanes(lanes, count, a);
-  }
-  // The sums over the lanes of each of the first `count` vectors. There is room for L of them.
-  static ONEPASS_INLINE void add_lanes(Vector (&lanes)[L], int64_t count, A* to) {
-    if constexpr (std::is_same_v<A, float>) {
-      if (count > 2) return store_vector(to, transpose_reduce(lanes, add));
-      for (int64_t k = 0; k < count; ++k) to[k] = reduce_lanes(lanes[k], add);
-    } else {
-      for (int64_t k = 0; k < count; ++k) to[k] = A(total_of(lanes[k]));
-    }
-  }
-  // The sums of up to L short rows, which follow each other in a run of all their elements.
-  __attribute__((noinline)) void sum_short_rows(const ScoredRun& run, int64_t count, A* to) const {
-    Vector lanes[L] = {}, v[1];
-    const int64_t n = p.n, whole = n / L * L;
-    for (int64_t k = 0; k < count; ++k) {
-      for (int64_t i = k * n; i < k * n + whole; i += L) load_terms<true>(run, i, v), lanes[k] += v[0];
-      if (whole < n) load_terms<true>(run, k * n + whole, v, n - whole), lanes[k] += v[0];
-    }
-    add_lanes(lanes, count, to);
-  }
-
-  // Results -----------------------------------------------------------------------------------------------------------
-
-  // Stores load(i, v), or of the first `count` elements load(i, v, count), for the elements of a run. InputNan: see
-  // convert.
-  template <bool InputNan, class Load>
-  ONEPASS_INLINE void store(const ScoredRun& run, Load load) const {
-    if constexpr (std::is_same_v<A, float>) {
-      if (plan.stores_in_place) {
-        T* const to = rows.template data<T>(kResult, run);
-        return store_row<false, false, false, InputNan>(to, run.count, plan.streaming, load);
-      }
-    }
-    alignas(64) A block[kBlock];
-    const bool copies = !std::is_same_v<A, double> || p.out != DType::float64 || run.step[kResult] != 1;
-    for (int64_t first = 0; first < run.count; first += kBlock) {
-      const int64_t count = std::min(kBlock, run.count - first);
-      A* const to = copies ? block : rows.template data<A>(kResult, run) + first;
-      Vector four[4], v[1];
-      int64_t i = 0;
-      for (; i + 4 * L <= count; i += 4 * L) load(first + i, four), std::memcpy(to + i, &four, sizeof four);
-      for (; i + L <= count; i += L) load(first + i, v), store_as(to + i, v[0]);
-      if (i < count) load(first + i, v, count - i), copy_tail(to + i, reinterpret_cast<const A*>(&v), count - i);
-      if (copies) write_run(rows, run.part(first, first + count), block, plan.streaming);
-    }
-  }
-  __attribute__((noinline)) void store_zeros(const ScoredRun& run) const {
-    store<false>(run, [](int64_t, auto& v, auto...) __attribute__((always_inline)) {
-      for (Vector& each : v) each = Vector{};
-    });
-  }
-  // Runs of which each is `apart` from the one before; the numbers of each are `numbers` behind those of the one
-  // before.
-  struct Runs {
-    int64_t count = 1;
-    const int64_t* apart = nullptr;
-    int64_t numbers = 0;
-    bool fetches = false;  // what comes some runs later
-  };
-  void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
-    constexpr bool can_be_plain = kHasFastPaths && kHasSums;
-    if (!can_be_plain || !is_plain(run) || !SlopeLoader<A>::is_plain(rows, run, !numbers.all_finite)) {
-      store_runs<false, true>(run, numbers, clips, runs);
-    } else if (p.softcap != 0 || p.has_window()) {
-      store_runs<can_be_plain, true>(run, numbers, clips, runs);
-    } else {
-      store_runs<can_be_plain, !can_be_plain>(run, numbers, clips, runs);
-    }
-  }
-  struct NoScores {
-    NoScores(const ScoredRows&, const ScoredRun&) {}
-    void next(const int64_t*) {}
-  };
-  // kClips: there may be a softcap or a window, which take registers.
-  template <bool kPlain, bool kClips>
-  __attribute__((noinline)) void store_runs(const ScoredRun& first, const Numbers& numbers, bool clips,
-                                            const Runs& runs) const {
-    SlopeLoader<A> slope(rows, first, !numbers.all_finite, numbers.scale);
-    std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, first);
-    const A *a = numbers.a, *b = numbers.b;
-    ScoredRun run = first;
-    int64_t at[kScoredTensors];  // the origin of all runs but the first
-    for (int64_t left = runs.count;;) {
-      if (runs.fetches) rows.fetch_step(kOfCap, p.out, run), rows.fetch_step(kResult, p.out, run);
-      const Span in = clips ? rows.inside(run) : Span{0, run.count};
-      if (in.first == in.last) {
-        store_zeros(run);
-      } else {
-        // Of plain runs whole steps are stored: those at the ends of the window with zeros.
-        constexpr int64_t step = kPlain ? 4 * L : 1;
-        const Span part = {in.first & -step, std::min(up_to(in.last, step), run.count)};
-        if (part.first > 0) store_zeros(run.part(0, part.first));
-        store_inside<kPlain, kClips>(run, part, in, a, b, numbers, slope, scores);
-        if (part.last < run.count) store_zeros(run.part(part.last, run.count));
-      }
-      if (--left == 0) return;
-      for (int t = 0; t < kScoredTensors; ++t) at[t] = run.origin[t] + runs.apart[t];
-      run.origin = at, a += runs.numbers, b += runs.numbers;
-      slope.next(runs.apart), scores.next(runs.apart);
-    }
-  }
-  // What a loop needs is in variables of its own: stores might change all that is in memory.
-  template <bool kPlain, bool kClips, class Scores>
-  ONEPASS_INLINE void store_inside(const ScoredRun& run, const Span& part, const Span& window, const A* numbers_a,
-                                   const A* numbers_b, const Numbers& numbers, const SlopeLoader<A>& slope_of_run,
-                                   const Scores& scores_of_run) const {
-    const SlopeLoader<A> slope = slope_of_run;
-    const Scores scores = scores_of_run;
-    const Span in = window;
-    const int64_t offset = part.first, numbers_step = numbers.step;
-    const T *const y = rows.template data<const T>(kInput, run), *const grad =
-                                                                     rows.template data<const T>(kGradOf, run);
-    const int64_t y_step = kPlain ? 1 : run.step[kInput], grad_step = kPlain ? 1 : run.step[kGradOf];
-    const bool marks = has_marks, zeroes = hides && numbers.all_finite, empty_is_zero = p.empty_is_zero;
-    const auto compute = [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
-      constexpr int K = int(sizeof(v) / sizeof(Vector));
-      i += offset;
-      Vector a[K], b[K], g[K];
-      load_operand<A>(numbers_a + i * numbers_step, numbers_step, a, count...);
-      if (!kHasSums || marks) load_operand<A>(numbers_b + i * numbers_step, numbers_step, b, count...);
-      if constexpr (kHasSums) {
-        load_operand<A>(y + i * y_step, y_step, v, count...),
-            load_operand<A>(grad + i * grad_step, grad_step, g, count...);
-      } else {
-        scores.load(i, v, count...);
-        for (int k = 0; k < K; ++k) v[k] -= a[k];
-      }
-      if constexpr (!kIsSoftmax) Exp::apply(v);
-      Vector of_y[K];
-      for (int k = 0; k < K; ++k) {
-        if (kIsSoftmax) {
-          of_y[k] = v[k], v[k] *= g[k] - a[k];
-        } else if (kHasSums) {
-          v[k] = g[k] - v[k] * kTileUnscale<A> * a[k];
-          if (marks) v[k] = b[k] != A(0) ? v[k] : Vector{};
-        } else {
-          v[k] *= kTileUnscale<A> * b[k];
-          if (empty_is_zero) v[k] = a[k] == -kInf<A> ? Vector{} : v[k];
-        }
-      }
-      slope.template multiply<T, kPlain, kClips>(i, v, count...);
-      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
-      if (kIsSoftmax && zeroes) {
-        for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
-      }
-      // Are all of them inside the window? As unsigned numbers those before it are the largest.
-      const uint64_t whole = uint64_t(std::max<int64_t>(in.last - in.first - K * L + 1, 0));
-      if (kPlain && kClips && uint64_t(i - in.first) >= whole) {
-        for (int k = 0; k < K; ++k) {
-          const int64_t begin = i + k * L;
-          v[k] = drop_lanes(v[k], std::clamp<int64_t>(in.first - begin, 0, L));
-          v[k] = keep_lanes(v[k], std::clamp<int64_t>(in.last - begin, 0, L), A(0));
-        }
-      }
-    };
-    // (An exponential of a NaN is a NaN of any bits.)
-    store<!kPlain || !kIsSoftmax>(run.part(part.first, part.last), compute);
-  }
-
-  // Routes ------------------------------------------------------------------------------------------------------------
+struct ScoredBackward : ScoredGradient<F, T> {
+  using Base = ScoredGradient<F, T>;
+  using typename Base::A, typename Base::Numbers, typename Base::Place, typename Base::Runs, typename Base::Sum,
+      typename Base::Vector;
+  using Base::are_finite, Base::has_marks, Base::is_plain, Base::kHasSums, Base::kIsSoftmax, Base::L,
+      Base::make_numbers, Base::p, Base::plan, Base::rows, Base::store_gradients, Base::sum_of,
+      Base::sum_short_rows, Base::takes_part, Base::total_of;
 
   // The numbers of some rows come first, so that their sums need not wait for each other.
   static constexpr int64_t kTogether = kRowsTogetherBytes / int64_t(sizeof(T));  // elements
@@ -488,9 +207,9 @@ struct ScoredBackward {
   void add_to_columns(const ScoredRun& run, Vector* sums, Vector* errors) const {
     Vector v[1];
     int64_t i = 0;
-    for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
+    for (; i + L <= run.count; i += L) this->template load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
     if (i >= run.count) return;
-    load_terms<kPlain>(run, i, v, run.count - i), add_compensated(sums[i / L], errors[i / L], v[0]);
+    this->template load_terms<kPlain>(run, i, v, run.count - i), add_compensated(sums[i / L], errors[i / L], v[0]);
   }
 
   // First come the sums of chunks, if there are any; merged, they are those of the rows, which lie behind them.
@@ -541,10 +260,10 @@ void run_scored_backward(const ScoredProblem& p, const ScoredPlan& plan, CpuPhas
   dispatch_type(p.in, [&](auto type) {
     using T = TypeOf<decltype(type)>;
     switch (p.function) {
-      case Function::softmax: return ScoredBackward<Function::softmax, T>{p, plan}.run(phase, states, begin, end);
+      case Function::softmax: return ScoredBackward<Function::softmax, T>{{p, plan}}.run(phase, states, begin, end);
       case Function::log_softmax:
-        return ScoredBackward<Function::log_softmax, T>{p, plan}.run(phase, states, begin, end);
-      default: return ScoredBackward<Function::logsumexp, T>{p, plan}.run(phase, states, begin, end);
+        return ScoredBackward<Function::log_softmax, T>{{p, plan}}.run(phase, states, begin, end);
+      default: return ScoredBackward<Function::logsumexp, T>{{p, plan}}.run(phase, states, begin, end);
     }
   });
 }
