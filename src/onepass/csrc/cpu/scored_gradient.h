@@ -252,7 +252,7 @@ struct ScoredGradient {
     const T *const y = rows.template data<const T>(kInput, run), *const grad =
                                                                      rows.template data<const T>(kGradOf, run);
     const int64_t y_step = kPlain ? 1 : run.step[kInput], grad_step = kPlain ? 1 : run.step[kGradOf];
-    const bool marks = has_marks, zeroes = hides && numbers.all_finite, empty_is_zero = p.empty_is_zero;
+    const bool marks = has_marks, zeroes = hides, all_finite = numbers.all_finite, empty_is_zero = p.empty_is_zero;
     const auto compute = [=](int64_t i, auto& v, auto... count) __attribute__((always_inline)) {
       constexpr int K = int(sizeof(v) / sizeof(Vector));
       i += offset;
@@ -280,9 +280,14 @@ struct ScoredGradient {
         }
       }
       slope.template multiply<T, kPlain, kClips>(i, v, count...);
-      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window.
+      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window: in each
+      // row whose sum is finite, whatever rows are beside it.
       if (kIsSoftmax && zeroes) {
-        for (int k = 0; k < K; ++k) v[k] = of_y[k] != A(0) ? v[k] : Vector{};
+        for (int k = 0; k < K; ++k) {
+          Vector kept = of_y[k];  // not 0 where the gradient stays
+          if (!all_finite) kept = a[k] - a[k] == Vector{} ? kept : broadcast_as(A(1));
+          v[k] = kept != A(0) ? v[k] : Vector{};
+        }
       }
       // Are all of them inside the window? As unsigned numbers those before it are the largest.
       const uint64_t whole = uint64_t(std::max<int64_t>(in.last - in.first - K * L + 1, 0));
