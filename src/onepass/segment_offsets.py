@@ -28,7 +28,8 @@ class Segments:
         num_segments: how many segments there are.
 
     An index that is sorted needs no order. Both tensors are int32 where that holds the number of items. Items of a
-    segment keep their order, so a result has the same bits from run to run.
+    segment keep their order, so a result has the same bits from run to run. Calls with millions of small items on a GPU
+    also keep here by which way those move to their order: eight bytes an item.
 
     Raises:
         TypeError, ValueError: no index, or one that has a segment which does not exist.

@@ -247,7 +247,7 @@ def _call(
     if factor == 0:
         x, spec = x * 0, spec._replace(factor=1.0)  # of which the gradient of the scores is no quotient
     call = partial(segment_call, x, offsets, order, _expanded(bias, x), spec)
-    if segments is not None and moves(x, order, bias, spec) and _is_eager(x, offsets, order):
+    if segments is not None and _is_eager(x, offsets, order) and moves(x, order, bias, spec):
         call = partial(routed_call, x, offsets, segments.route, spec)
     if out is None:
         return call()
