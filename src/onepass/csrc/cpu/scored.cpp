@@ -70,11 +70,14 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   if (in_columns) {
     plan.route = ScoredRoute::columns;
     const int64_t fit = kScratch * int64_t(sizeof(float)) / size / (p.n + 1);
-    // Gradients take no scratch memory. Steps of whole narrow lines go together.
+    // Gradients take no scratch memory. Steps of whole narrow lines go together. Short runs are slow to read: where no
+    // more fit, columns are read twice, in long ones.
     const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
-    const int64_t line_width = follows && column.size <= kMaxColumns / 2 ? up_to(column.size, 2 * L) : 2 * L;
-    int64_t most =
-        backward ? kGradLineBytes / size_of(p.in) : std::clamp<int64_t>(fit & -2 * L, line_width, most_columns(L));
+    const bool is_whole = follows && column.size <= kMaxColumns / 2;
+    int64_t most = backward        ? kGradLineBytes / size_of(p.in)
+                   : is_whole      ? std::clamp<int64_t>(fit & -2 * L, up_to(column.size, 2 * L), most_columns(L))
+                   : fit >= 4 * L  ? std::min<int64_t>(fit & -2 * L, most_columns(L))
+                                   : most_columns(L);
     // Columns of which steps may go together stay whole: bits do not depend on the number of threads.
     const bool may_narrow = backward && column.size > kGradTogether / 2;
     while (may_narrow && most > kMaxColumns && p.rows / column.size * ceil_div(column.size, most) < p.threads)
