@@ -1,14 +1,10 @@
 // loss.cpp: the plans of losses, and the numbers of rows that losses are made of, compiled once per instruction set
 // (ONEPASS_ISA names it, and its namespace).
 //
-// A step is a class, or as many classes as there are lanes, of several vectors: of rows that are neighbours, one per
-// lane; of rows that have a vector each; or of the parts of one long row. Lanes of a row are merged in the end.
-//
-// Elements are mostly read once. Their exponentials are relative to a power of two near that of class 0, and the maxima
-// are taken beside. A sum has the same digits whatever power of two it is relative to, unless it is too large or
-// vanishes. Of rows where it does, and where the entropy is wanted, the maxima are taken first, block by block.
+// Rows go through the passes of loss_steps.h in one of three ways, and the lanes of each are merged. Then the numbers
+// are written, or the losses that follow from them.
 #include "../core/batch_invariant.h"
-#include "loss_rows.h"
+#include "loss_steps.h"
 
 #include <stdexcept>
 #include <string>
@@ -17,282 +13,30 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kBlockSteps = 64;  // of a block
-constexpr int64_t kFetched = 2048;   // elements from one to that which is fetched meanwhile, in rows
-constexpr int64_t kRowSteps = 128;   // of the longest row that is computed with others: a step has one of its vectors
+constexpr int64_t kFetched = 2048;  // elements from one to that which is fetched meanwhile, in rows
+constexpr int64_t kRowSteps = 128;  // of the longest row that is computed with others: a step has one of its vectors
 
 template <class T>
-struct LossForward : LossRows<T> {
-  using Base = LossRows<T>;
-  using Base::L, Base::p, Base::plan, Base::weight, Base::plane;
-  using typename Base::A, typename Base::Vector;
-  static constexpr int64_t kLanesOfTile = 4 * L;
+struct LossForward : LossSteps<T> {
+  using Base = LossSteps<T>;
+  using Base::L, Base::kLanesOfTile, Base::kReadsOnce, Base::p, Base::plan, Base::weight, Base::plane;
+  using Base::lanes_of, Base::largest_of, Base::clear, Base::has_spread;
+  using Base::reduce, Base::relate, Base::add_exps, Base::sum_spread, Base::get_references;
+  using typename Base::A, typename Base::Vector, typename Base::Sums, typename Base::State, typename Base::Steps;
+  using typename Base::Kind, typename Base::Pass;
 
   using Base::Base;
-  bool has_spread() const { return p.has_spread || (p.is_cross && p.smoothing != 0); }
 
   static A& lane(Vector (&v)[4], int64_t j) { return reinterpret_cast<A*>(v)[j]; }
-  static ONEPASS_INLINE void clear(Vector (&v)[4]) {
-#pragma GCC unroll 4
-    for (Vector& each : v) each = Vector{};
-  }
-  // A sum per lane, with the rounding errors of the additions of blocks.
-  struct Sums {
-    Vector sum[4], error[4];
-    ONEPASS_INLINE void add(const Vector (&v)[4]) {
-      for (int k = 0; k < 4; ++k) add_compensated(sum[k], error[k], v[k]);
-    }
-    Vector value(int k) const { return sum[k] - sum[k] == Vector{} ? sum[k] + error[k] : sum[k]; }
-  };
-  // Of each lane: the sum of exponentials relative to the maximum m, that of exponentials times scores less m, and that
-  // of weights times scores less the reference.
-  struct State {
-    Vector m[4], reference[4];
-    Sums l, moment, spread;
-  };
-  void clear(State& s) const {
-    std::fill_n(s.m, 4, broadcast_as(-kInf<A>));
-    clear(s.l.sum), clear(s.l.error), clear(s.reference);
-    if (p.has_entropy) clear(s.moment.sum), clear(s.moment.error);
-    if (has_spread()) clear(s.spread.sum), clear(s.spread.error);
-  }
   struct Tile {
     int64_t row, rows, row_stride, step;  // rows that are neighbours, and begin at x; and from class to class
     const T* x;
     Vector factor[4];  // of the rows
   };
-  // What the vectors of a step are.
-  enum class Kind { columns, parts, rows };
-  struct Steps {
-    Kind kind;
-    int64_t vectors;
-    const T* x[kLanesOfTile];                         // where each begins
-    int64_t step, lane;                               // in x, between steps and between lanes
-    int64_t weight_step, weight_vector, weight_lane;  // in the weights
-    int64_t count, full;                              // the first `full` of the steps have all lanes
-    int64_t lanes[4];                                 // that each vector of the other steps has
-    int64_t ahead;                                    // from an element to the one that is fetched meanwhile
-    Vector factor[kLanesOfTile];
-  };
   T* const copy = reinterpret_cast<T*>(scratch());  // of short rows
-  const bool is_unit = p.softcap == 0 && p.factor == 1 && !this->scale;
 
-  // Steps -------------------------------------------------------------------------------------------------------------
+  // Lanes -------------------------------------------------------------------------------------------------------------
 
-  static int64_t lanes_of(int k, int64_t count) { return std::clamp<int64_t>(count - k * L, 0, L); }
-  // The first lanes of a vector. The other lanes are 0.
-  template <class From>
-  static Vector load_part(const From* from, int64_t lane, int64_t lanes) {
-    Vector one[1] = {};
-    if (lanes == L) load_operand<A>(from, lane, one);
-    if (lanes > 0 && lanes < L) load_operand<A>(from, lane, one, lanes);
-    return one[0];
-  }
-  // What a pass over steps does: all at once, or in two.
-  enum class Pass { whole, maxima, exps, moments };
-  // The maxima of scores and of `top`, the sums of exponentials relative to `base`, and of these times scores less it.
-  // `whole`: relative to the power of two near that of `base`. kUnit: the lanes lie side by side, and elements are
-  // scores.
-  template <Pass kPass, bool kUnit>
-  __attribute__((noinline)) void pass_over(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* top,
-                                           Vector* sums, Vector* moments) const {
-    constexpr int K = 2;  // vectors at a time: more would not fit the registers
-    constexpr bool has_maxima = kPass == Pass::whole || kPass == Pass::maxima, has_exps = kPass != Pass::maxima;
-    const int64_t lane = kUnit ? 1 : t.lane, step = t.step, full = std::min(last, t.full);
-    for (int64_t r = 0; r < t.vectors; r += K) {
-      const T *const *const x = t.x + r, *const x0 = x[0], *const x1 = x[1];
-      Vector factor[K], most[K], sum[K], moment[K], b[K];
-      ExpBase bases[K];
-#pragma GCC unroll 2
-      for (int k = 0; k < K; ++k) {
-        factor[k] = t.factor[r + k], sum[k] = moment[k] = Vector{};
-        if constexpr (has_maxima) most[k] = top[r + k];
-        if constexpr (kPass == Pass::whole) bases[k] = power_near(base[r + k]);
-        if constexpr (kPass == Pass::exps || kPass == Pass::moments) b[k] = base[r + k];
-      }
-      const auto add = [&](int64_t at, Vector(&v)[K], auto... partial) __attribute__((always_inline)) {
-        if constexpr (has_exps) __builtin_prefetch(x0 + at + t.ahead), __builtin_prefetch(x1 + at + t.ahead);
-#pragma GCC unroll 2
-        for (int k = 0; k < K && !kUnit; ++k) v[k] *= factor[k];
-        if constexpr (!kUnit) this->cap(v);
-#pragma GCC unroll 2
-        for (int k = 0; k < K; ++k) {
-          if constexpr (sizeof...(partial)) v[k] = keep_lanes(v[k], t.lanes[(r + k) % 4], -kInf<A>);
-          if constexpr (has_maxima) most[k] = max_as(v[k], most[k]);
-        }
-        if constexpr (!has_exps) return;
-        Vector e[K];
-#pragma GCC unroll 2
-        for (int k = 0; k < K; ++k) e[k] = v[k] = kPass == Pass::whole ? v[k] : v[k] - b[k];
-        if constexpr (kPass == Pass::whole) {
-          Base::Exp::apply(e, bases);
-        } else {
-          this->exp_of(e);
-        }
-#pragma GCC unroll 2
-        for (int k = 0; k < K; ++k) {
-          sum[k] += e[k];
-          if constexpr (kPass == Pass::moments) moment[k] += e[k] == A(0) ? Vector{} : e[k] * v[k];
-        }
-      };
-      const auto load = [=](const T* from) __attribute__((always_inline)) {
-        Vector one[1];
-        load_operand<A>(from, lane, one);
-        return one[0];
-      };
-      int64_t i = first, at = first * step;
-      for (; i < full; ++i, at += step) {
-        Vector v[K] = {load(x0 + at), load(x1 + at)};
-        add(at, v);
-      }
-      for (; i < last; ++i, at += step) {
-        Vector v[K];
-        for (int k = 0; k < K; ++k) v[k] = load_part(x[k] + at, lane, t.lanes[(r + k) % 4]);
-        add(at, v, true);
-      }
-#pragma GCC unroll 2
-      for (int k = 0; k < K; ++k) {
-        if constexpr (has_maxima) top[r + k] = most[k];
-        if constexpr (has_exps) sums[r + k] = sum[k];
-        if constexpr (kPass == Pass::moments) moments[r + k] = moment[k];
-      }
-    }
-  }
-  template <Pass kPass>
-  void pass(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* top, Vector* sums,
-            Vector* moments = nullptr) const {
-    t.lane == 1 && is_unit ? pass_over<kPass, true>(t, first, last, base, top, sums, moments)
-                           : pass_over<kPass, false>(t, first, last, base, top, sums, moments);
-  }
-  void add_exps(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* sums, Vector* moments) const {
-    p.has_entropy ? pass<Pass::moments>(t, first, last, base, nullptr, sums, moments)
-                  : pass<Pass::exps>(t, first, last, base, nullptr, sums);
-  }
-  // Whether one pass may do: of floats, where products are not rounded.
-  static constexpr bool kReadsOnce = std::is_same_v<A, float> && !ExpBase::kSubtractsMax;
-  static ONEPASS_INLINE ExpBase power_near(Vec m) {
-    const Vec exponent = (m * kLog2e + kRound) - kRound;
-    return {Vec{}, (exponent - 127.0f) * kLn2, (kRound + 127) - exponent};
-  }
-  // Makes sums that are relative to `base` relative to m, but for lanes where they are not good, which become those of
-  // `others()`. `count`: the lanes that have a row.
-  template <class Others>
-  static void relate(const Vector (&m)[4], const Vector (&base)[4], int64_t count, Sums& sums, Others others) {
-    Vector far[4], any = {};
-    for (int k = 0; k < 4; ++k) {
-      const int64_t lanes = lanes_of(k, count);
-      const Vector above = keep_lanes(m[k] - base[k], lanes, A(0));
-      far[k] = (above <= A(64)) & (above >= A(-20)) ? Vector{} : broadcast_as(A(1));
-      any = max_as(far[k], any);
-      if constexpr (kReadsOnce) {
-        Vector one[1] = {keep_lanes(m[k], lanes, 0)};
-        Base::Exp::apply(one, power_near(base[k]));
-        const Vector inverted = inverse(one[0]), high = sums.sum[k] * inverted;
-        sums.error[k] = (fmadd(-high, one[0], sums.sum[k]) + sums.error[k]) * inverted, sums.sum[k] = high;
-      }
-    }
-    if (largest_of(any) == A(0)) return;
-    const Sums right = others();
-    for (int k = 0; k < 4; ++k) {
-      sums.sum[k] = far[k] != A(0) ? right.sum[k] : sums.sum[k];
-      sums.error[k] = far[k] != A(0) ? right.error[k] : sums.error[k];
-    }
-  }
-  // The sums of scores less their references, times weights.
-  void sum_spread(const Steps& t, int64_t first, int64_t last, const Vector* reference, Vector* spread) const {
-    for (int64_t r = 0; r < t.vectors; ++r) {
-      spread[r] = Vector{};
-      for (int64_t step = first; step < last; ++step) {
-        const int64_t lanes = step < t.full ? L : t.lanes[r % 4];
-        Vector v[1] = {load_part(t.x[r] + step * t.step, t.lane, lanes) * t.factor[r]};
-        this->cap(v);
-        v[0] -= reference[r];
-        if (weight) v[0] *= load_part(weight + step * t.weight_step + r * t.weight_vector, t.weight_lane, lanes);
-        spread[r] += keep_lanes(v[0], lanes, A(0));
-      }
-    }
-  }
-  // The score of class 0 in each lane, but not that of a class that is masked out by a large number.
-  void get_references(const Steps& t, Vector* reference) const {
-    for (int64_t r = 0; r < t.vectors; ++r) {
-      Vector v[1];
-      if (t.kind == Kind::columns) {
-        v[0] = load_part(t.x[r], t.lane, t.full > 0 ? L : t.lanes[r]);
-      } else {
-        v[0] = broadcast_as(A(to_acc(t.x[t.kind == Kind::parts ? 0 : r][0])));
-      }
-      v[0] *= t.factor[r];
-      this->cap(v);
-      reference[r] = (v[0] < A(3e4)) & (v[0] > A(-3e4)) ? v[0] : Vector{};
-    }
-  }
-  // Relates the sums to another finite maximum.
-  ONEPASS_INLINE void rescale(State& s, const Vector (&base)[4]) const {
-    Vector scale[4], shift[4];
-    for (int k = 0; k < 4; ++k) shift[k] = scale[k] = s.m[k] - base[k];
-    this->exp_of(scale);
-    for (int k = 0; p.has_entropy && k < 4; ++k) {
-      const Vector moved = s.l.sum[k] == A(0) ? Vector{} : shift[k] * s.l.sum[k];
-      // What vanishes may have a moment beyond the largest number.
-      const Vector moment = scale[k] == A(0) ? Vector{} : (s.moment.sum[k] + moved) * scale[k];
-      s.moment.sum[k] = moment, s.moment.error[k] *= scale[k];
-    }
-    for (int k = 0; k < 4; ++k) s.l.sum[k] *= scale[k], s.l.error[k] *= scale[k];
-  }
-  // Calls work(first, last) for blocks of steps.
-  template <class Work>
-  static void for_each_block(const Steps& t, Work work) {
-    for (int64_t first = 0; first < t.count; first += kBlockSteps) work(first, std::min(first + kBlockSteps, t.count));
-  }
-  static void share_maxima(const Steps& t, Vector (&m)[4]) {
-    if (t.kind == Kind::columns) return;
-    std::fill_n(m, 4, broadcast_as(largest_of(max_as(max_as(m[0], m[1]), max_as(m[2], m[3])))));
-  }
-  // The maxima, the sums of exponentials and their moments, block by block.
-  void reduce_blocks(const Steps& t, State& s) const {
-    for_each_block(t, [&](int64_t first, int64_t last) {
-      Vector top[4], base[4], sums[4], moments[4];
-      clear(sums), clear(moments);
-      for (int k = 0; k < 4; ++k) top[k] = s.m[k];
-      pass<Pass::maxima>(t, first, last, nullptr, top, nullptr);
-      share_maxima(t, top);
-      for (int k = 0; k < 4; ++k) base[k] = finite_or<A>(top[k], Vector{});
-      if (first > 0) rescale(s, base);
-      for (int k = 0; k < 4; ++k) s.m[k] = top[k];
-      add_exps(t, first, last, base, sums, moments);
-      s.l.add(sums);
-      if (p.has_entropy) s.moment.add(moments);
-    });
-  }
-  // Rows of any number of steps: neighbours, or parts of one row. `rows`: the lanes that have a row.
-  void reduce(const Steps& t, int64_t rows, State& s) const {
-    get_references(t, s.reference);
-    for_each_block(t, [&](int64_t first, int64_t last) {
-      Vector sums[4];
-      clear(sums);
-      if (has_spread()) sum_spread(t, first, last, s.reference, sums), s.spread.add(sums);
-      if constexpr (kReadsOnce) {
-        if (!p.has_entropy) pass<Pass::whole>(t, first, last, s.reference, s.m, sums), s.l.add(sums);
-      }
-    });
-    if (!kReadsOnce || p.has_entropy) return reduce_blocks(t, s);
-    share_maxima(t, s.m);
-    relate(s.m, s.reference, rows, s.l, [&] {
-      State other;
-      clear(other);
-      reduce_blocks(t, other);
-      return other.l;
-    });
-  }
-
-  // Rows --------------------------------------------------------------------------------------------------------------
-
-  static A largest_of(Vector v) {
-    if constexpr (std::is_same_v<A, float>) return reduce_max(v);
-    A most = v[0];
-    for (int j = 1; j < L; ++j) most = std::max<A>(most, v[j]);
-    return most;
-  }
   static Vector largest_of_each(const Vector* rows) {
     Vector each;
     if constexpr (std::is_same_v<A, float>) {
@@ -331,6 +75,9 @@ struct LossForward : LossRows<T> {
     const double whole = total.value();
     lane(to.sum, row) = A(whole), lane(to.error, row) = std::isfinite(whole) ? A(whole - double(A(whole))) : A(0);
   }
+
+  // Numbers of rows ---------------------------------------------------------------------------------------------------
+
   // Writes make(k), vectors of a number per row.
   template <class To, class Make>
   ONEPASS_INLINE void write(To* to, int64_t rows, Make make) const {
@@ -404,6 +151,8 @@ struct LossForward : LossRows<T> {
     write(static_cast<T*>(p.result) + t.row, t.rows, loss);
   }
 
+  // Work items --------------------------------------------------------------------------------------------------------
+
   const T* x_of(int64_t row) const { return static_cast<const T*>(p.x) + this->offset_of(row, p.x_strides); }
   Tile tile_of(int64_t row, int64_t rows) const {
     Tile t;
@@ -468,9 +217,9 @@ struct LossForward : LossRows<T> {
     if (has_spread()) sum_spread(t, 0, t.count, bases, sums), merge_lanes(sums, count, s.spread);
     const bool at_once = kReadsOnce && !p.has_entropy;
     if constexpr (kReadsOnce) {
-      if (at_once) pass<Pass::whole>(t, 0, t.count, bases, tops, sums), merge_lanes(sums, count, s.l);
+      if (at_once) this->template pass<Pass::whole>(t, 0, t.count, bases, tops, sums), merge_lanes(sums, count, s.l);
     }
-    if (!at_once) pass<Pass::maxima>(t, 0, t.count, nullptr, tops, nullptr);
+    if (!at_once) this->template pass<Pass::maxima>(t, 0, t.count, nullptr, tops, nullptr);
     for (int64_t j = 0; j < count; j += L) s.m[j / L] = largest_of_each(tops + j);
     const auto relative_to_maxima = [&] {
       Sums of;
