@@ -6,9 +6,10 @@
 
 Shapes of rank 0 to 5, one dim or several; contiguous, permuted, expanded, sliced, offset and overlapping inputs; all
 dtypes and `dtype=`; softmax, log_softmax, softmin, logsumexp and state; fresh results, `out=` of any layout, in place;
--inf, inf, NaN, huge and subnormal values. Of four calls one is a gradient, one has scores (tests/lib/random_scores.py)
-and one is over segments (tests/lib/random_segments.py). The tolerances are those of tests/lib/support.py. Each call is
-made with one thread and with 2 to 8, which must give the same bits; no element beside `out` may change, nor an operand.
+-inf, inf, NaN, huge and subnormal values. Of five calls one is a gradient, one has scores (tests/lib/random_scores.py),
+one is over segments (tests/lib/random_segments.py) and one is a loss (tests/lib/random_losses.py). The tolerances are
+those of tests/lib/support.py. Each call is made with one thread and with 2 to 8, which must give the same bits; no
+element beside `out` may change, nor an operand.
 Every failure is printed with the line that makes its call again. Ends with status 1 if there is any, 2 for a wrong
 option.
 
@@ -35,6 +36,7 @@ from onepass import native
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from lib.gradients import gradient
 from lib.random_calls import POISON, REACH, Call, View, Wrong, draw_view, sizes_of
+from lib.random_losses import Loss
 from lib.random_scores import Scored
 from lib.random_segments import Segmented
 from lib.support import DTYPES, FUNCTIONS
@@ -163,7 +165,7 @@ class Gradient(Call):
         self.demand_near("the gradient", dx, want, limit, vanishes)
 
 
-KINDS = (Call, Scored, Gradient, Segmented)
+KINDS = (Call, Scored, Gradient, Segmented, Loss)
 
 
 def judge(seed: int, number: int) -> tuple[int, str | None]:

@@ -48,6 +48,18 @@ class DivergenceSpec(NamedTuple):
 # One tensor -----------------------------------------------------------------------------------------------------------
 
 
+_SERIAL = 32768  # elements up to which torch adds on one thread
+
+
+def ordered_sum(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The sum of all elements. Of many on a CPU those of parts of a fixed size come first: the parts that torch makes
+    depend on the number of threads, and so do the bits of its sum."""
+    t = t.flatten()
+    while t.is_cpu and not torch.compiler.is_compiling() and t.numel() > _SERIAL:
+        t = torch.nn.functional.pad(t, (0, -t.numel() % 1024)).view(-1, 1024).sum(1, dtype=dtype)
+    return t.sum(dtype=dtype)
+
+
 def scores_and_log_p(x: Tensor, scale: Tensor | None, spec: Any) -> tuple[Tensor, Tensor]:
     """The scores and the log-probabilities, (rows, classes)."""
     s = _scores(x, scale, spec)

@@ -22,6 +22,7 @@ from .loss_arithmetic import (
     cross_arithmetic,
     cross_backward_arithmetic,
     loss_dtype,
+    ordered_sum,
     terms_arithmetic,
     terms_backward_arithmetic,
     weight_of,
@@ -103,7 +104,7 @@ def _wide_weight(x: Tensor, weight: Tensor | None, spread: bool) -> tuple[Tensor
     if weight is None:
         return None, None
     weight = weight.detach().to(_accumulator(x.dtype, x.dtype)).contiguous()
-    return weight, weight.sum() if spread else None
+    return weight, ordered_sum(weight) if spread else None
 
 
 def _checked(launch: Callable[..., Any], *given: Any) -> bool:
@@ -176,8 +177,8 @@ def _launch_cross(
     if result is not None:
         return result, terms, terms.new_empty(0)
     if loss is None or total is None:
-        total = weight_of(index, weight, wide, spec)[1].sum()
-        loss = terms[2].sum(dtype=torch.float64)
+        total = ordered_sum(weight_of(index, weight, wide, spec)[1])
+        loss = ordered_sum(terms[2], torch.float64)
         loss = loss / total if reduction == "mean" else loss
     return loss if loss.dtype is to else loss.to(to), terms, total
 

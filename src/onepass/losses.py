@@ -9,7 +9,7 @@ from torch.nn import _reduction
 
 from ._engines import resolve
 from .divergence_ops import divergence_terms
-from .loss_arithmetic import DivergenceSpec, LossSpec
+from .loss_arithmetic import DivergenceSpec, LossSpec, ordered_sum
 from .loss_ops import cross_entropy as call_cross_entropy
 from .loss_ops import loss_terms
 from .scored import _accumulator
@@ -56,7 +56,7 @@ def cross_entropy(
         z_loss: adds z_loss * logsumexp(row)^2 to the loss of a row that is not ignored.
         softcap: c, for logits c * tanh(input / c).
         return_lse: whether to return (loss, logsumexp of each row), the latter in the dtype of the computation, of the
-            shape of the target. It has a gradient too.
+            shape of the target. It has a gradient too, which a row that is ignored does not pass on.
         inplace_backward: whether the backward may write the gradient over the logits. Then nothing else may need them,
             and they may not be a leaf. Where the call is compiled or transformed the gradient has memory of its own.
         check: on a GPU, whether to look for classes that do not exist before anything is launched, which waits for the
@@ -164,7 +164,7 @@ def _of_probabilities(
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return losses
-    total = losses.sum(dtype=torch.float64)
+    total = ordered_sum(losses, torch.float64)
     return total / losses.numel() if reduction == "mean" else total
 
 

@@ -101,7 +101,7 @@ def test_gradients_of_all_operands_have_the_same_bits_with_any_number_of_threads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_gradient_without_neighbours_in_memory_has_the_same_bits_with_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_bits_of_a_gradient_without_neighbours_in_memory_do_not_depend_on_the_threads(dtype: torch.dtype) -> None:
     """A sink's, of one long row: it is a sum over all of the row."""
     x, sink = torch.randn(1, 150_000, dtype=dtype), torch.zeros((), dtype=dtype, requires_grad=True)
     y = onepass.log_softmax(x, -1, sink=sink)

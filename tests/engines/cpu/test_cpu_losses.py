@@ -54,3 +54,18 @@ def test_rows_beside_do_not_matter(shape, dtype):
     assert not is_same.all()
     assert torch.equal(a[is_same], b[is_same])
     assert torch.equal(lse_a[is_same], lse_b[is_same])
+
+
+def test_sums_of_many_weights_and_rows_have_the_same_bits_with_any_number_of_threads() -> None:
+    weight = torch.rand(150_000)
+    x, target = torch.randn(2, 150_000), torch.tensor([3, 77])
+    wide, shares = torch.randn(140_000, 2, dtype=torch.float64), torch.rand(140_000, 2, dtype=torch.float64)
+    before, made = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 7):
+            torch.set_num_threads(count)
+            smoothed = onepass.cross_entropy(x, target, weight, label_smoothing=0.5, reduction="none")
+            made.append((smoothed, onepass.cross_entropy(wide, shares)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for each in made[1:] for a, b in zip(made[0], each, strict=True))

@@ -306,8 +306,9 @@ def test_bits_depend_neither_on_threads_nor_on_where_the_result_goes(dim: int) -
             own = y.clone()
             assert same(backward(g, own, None, side, spec, given, g.dtype, out=own), want)
 
+
 def test_zeros_of_a_gradient_do_not_depend_on_columns_beside_them() -> None:
-    """Where y is 0 inside the window a gradient is a zero with one sign, also beside a column whose sum is no number."""
+    """Where y is 0 inside the window a gradient is a zero with one sign, whatever the sum of the column beside it."""
     x = torch.randn(4, 200)
     x[1] = -1e4
     g = torch.randn(4, 200)
@@ -321,7 +322,6 @@ def test_zeros_of_a_gradient_do_not_depend_on_columns_beside_them() -> None:
     others = torch.arange(200) != 7
     assert same_bits(alone[:, others], beside[:, others])
     assert not alone[1].signbit().any()
-
 
 
 def test_bits_of_a_gradient_do_not_depend_on_other_rows() -> None:

@@ -74,10 +74,10 @@ ScoredPlan plan_scored(ScoredProblem& p) {
     // more fit, columns are read twice, in long ones.
     const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
     const bool is_whole = follows && column.size <= kMaxColumns / 2;
-    int64_t most = backward        ? kGradLineBytes / size_of(p.in)
-                   : is_whole      ? std::clamp<int64_t>(fit & -2 * L, up_to(column.size, 2 * L), most_columns(L))
-                   : fit >= 4 * L  ? std::min<int64_t>(fit & -2 * L, most_columns(L))
-                                   : most_columns(L);
+    int64_t most = backward       ? kGradLineBytes / size_of(p.in)
+                   : is_whole     ? std::clamp<int64_t>(fit & -2 * L, up_to(column.size, 2 * L), most_columns(L))
+                   : fit >= 4 * L ? std::min<int64_t>(fit & -2 * L, most_columns(L))
+                                  : most_columns(L);
     // Columns of which steps may go together stay whole: bits do not depend on the number of threads.
     const bool may_narrow = backward && column.size > kGradTogether / 2;
     while (may_narrow && most > kMaxColumns && p.rows / column.size * ceil_div(column.size, most) < p.threads)

@@ -16,11 +16,11 @@ constexpr int64_t kMaxInRun = 128;  // elements of the longest row that is store
 template <Function F, class T>
 struct ScoredBackward : ScoredGradient<F, T> {
   using Base = ScoredGradient<F, T>;
+  using Base::are_finite, Base::has_marks, Base::is_plain, Base::kHasSums, Base::kIsSoftmax, Base::L,
+      Base::make_numbers, Base::p, Base::plan, Base::rows, Base::store_gradients, Base::sum_of, Base::sum_short_rows,
+      Base::takes_part, Base::total_of;
   using typename Base::A, typename Base::Numbers, typename Base::Place, typename Base::Runs, typename Base::Sum,
       typename Base::Vector;
-  using Base::are_finite, Base::has_marks, Base::is_plain, Base::kHasSums, Base::kIsSoftmax, Base::L,
-      Base::make_numbers, Base::p, Base::plan, Base::rows, Base::store_gradients, Base::sum_of,
-      Base::sum_short_rows, Base::takes_part, Base::total_of;
 
   // The numbers of some rows come first, so that their sums need not wait for each other.
   static constexpr int64_t kTogether = kRowsTogetherBytes / int64_t(sizeof(T));  // elements
@@ -207,7 +207,8 @@ struct ScoredBackward : ScoredGradient<F, T> {
   void add_to_columns(const ScoredRun& run, Vector* sums, Vector* errors) const {
     Vector v[1];
     int64_t i = 0;
-    for (; i + L <= run.count; i += L) this->template load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
+    for (; i + L <= run.count; i += L)
+      this->template load_terms<kPlain>(run, i, v), add_compensated(sums[i / L], errors[i / L], v[0]);
     if (i >= run.count) return;
     this->template load_terms<kPlain>(run, i, v, run.count - i), add_compensated(sums[i / L], errors[i / L], v[0]);
   }

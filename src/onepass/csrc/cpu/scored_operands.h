@@ -385,8 +385,8 @@ struct SlopeLoader {
     if (softcap != 0) x.data = static_cast<const char*>(x.data) + apart[x_tensor] * size_of(x.type);
     if (mask) mask += apart[kMask];
   }
-  // Is there one scale, or do scales lie side by side, as the elements of the softcap, of the same type as the result, and
-  // a mask do?
+  // Is there one scale, or do scales lie side by side, as the elements of the softcap, of the same type as the result,
+  // and a mask do?
   static bool is_plain(const ScoredRows& rows, const ScoredRun& run, bool masks) {
     const ScoredProblem& p = rows.p;
     return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0 || run.step[kScale] == 1) &&
