@@ -13,6 +13,7 @@ from ._call_names import LOSSES, OPTIONS, check_options, is_call, words
 from ._engines import ENGINES, resolve
 from ._explain_calls import check_call, describe_call
 from .devices import KNOWN, UNKNOWN, KnownDevice, known, measured_copy_gbs
+from .item_route import bytes_of_moves
 from .native import REDUCTIONS
 from .ops import reduced_shape
 from .tables import GpuModel, gpu_model, note
@@ -256,8 +257,13 @@ def explain(
     chip = gpu or GpuModel("", 0, 0)
     if has_call:
         properties = _properties(real, entry)
+        extra = bytes_of_moves(shaped, function, options, dims[0], y_type, chosen)
+        if extra:
+            options = [option for option in options if option != "order"]
+            notes.append(f"items move to their order, and results back (item_moves.cu): {extra:,} bytes more")
         call = words(function, options), shaped, dims[0], y_type, segments, out, address
         tier, launch, moved = describe_call(chosen, *call, chip, properties, notes)
+        moved += extra
     else:
         plan = _native_plan(chip, function, shaped, y_type, dims, address, out)
         moved = plan["bytes"] if chosen != "none" else 0

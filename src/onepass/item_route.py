@@ -6,6 +6,7 @@ times as long; results move back. A route says how, and is made once for an orde
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,16 @@ def moves(x: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpe
     each = x.numel() // len(x)
     wide = x.new_empty(0, dtype=spec.result_dtype(x)).element_size()
     return x.is_contiguous() and each * x.element_size() in _ITEM_BYTES and each * wide in _ITEM_BYTES
+
+
+def bytes_of_moves(x: Tensor, function: str, options: Sequence[str], dim: int, result: torch.dtype, engine: str) -> int:
+    """The bytes that a call moves beside those of its segments, as `explain` names it: 0 where its items stay."""
+    spec = SegmentSpec(dim, function.removeprefix("segment_"), dtype=result, engine=engine)
+    if "order" not in options or not moves(x, x, x if "bias" in options else None, spec):
+        return 0
+    indices = sum(field.itemsize for field in (torch.int16, torch.int32, torch.int16)) * len(x)
+    results = 0 if spec.reduces else 4 * x.numel() * result.itemsize + indices
+    return 4 * x.numel() * x.element_size() + indices + results
 
 
 def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out: Tensor | None = None) -> Tensor:

@@ -198,3 +198,14 @@ def test_explain_says_where_there_is_no_kernel():
 def test_explain_refuses(arguments, options, error, words):
     with pytest.raises(error, match=words):
         onepass.explain(*arguments, **options)
+
+
+def test_explain_of_items_that_move():
+    """Of four bytes each: there and back by two passes of a read and a write, with eight bytes of places a way."""
+    given = {"function": "segment_softmax", "segments": 10, "options": ["order"], "device": "h200"}
+    items = onepass.item_route.LEAST
+    moved, stay = (onepass.explain((n,), **given) for n in (items, items - 1))
+    assert any("items move to their order" in note for note in moved.notes)
+    assert moved.bytes == items * (2 * 4 + 2 * (4 * 4 + 8)) + 11 * 8
+    assert not any("move" in note for note in stay.notes)
+    assert stay.bytes < moved.bytes / 2
