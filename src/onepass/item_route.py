@@ -38,10 +38,11 @@ def route_of(order: Tensor, chunk: int = CHUNK) -> Route:
     bucket[order] = items // chunk
     # Of memory, chunk by chunk, the items by their buckets.
     pair, by_pair = (items // chunk * chunks + bucket).sort(stable=True)
-    counts = torch.bincount(pair, minlength=chunks * chunks)
-    in_buckets = counts.view(chunks, chunks).t().flatten()
-    first = (in_buckets.cumsum(0) - in_buckets).view(chunks, chunks).t().flatten()  # of a pair, in the buckets
-    places = items + (first - (counts.cumsum(0) - counts)).to(torch.int32)[pair]
+    # Where the items of each pair of a chunk and a bucket begin: chunk by chunk, and in the buckets.
+    begins = torch.searchsorted(pair, torch.arange(chunks * chunks + 1, dtype=pair.dtype, device=pair.device))
+    in_buckets = begins.diff().view(chunks, chunks).t().flatten()
+    first = (in_buckets.cumsum(0) - in_buckets).view(chunks, chunks).t().flatten()
+    places = items + (first - begins[:-1]).to(torch.int32)[pair]
     in_bucket = torch.empty_like(items)
     in_bucket[by_pair] = places % chunk
     return Route(_as_int16(by_pair % chunk), places, _as_int16(in_bucket[order]))

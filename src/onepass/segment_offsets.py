@@ -101,9 +101,10 @@ class Segments:
         return self.offsets.shape[0] - 1
 
     @property
-    def route(self) -> Route:
-        """The way of items to the order, which is made when it is first asked for."""
-        if self._route is None:
+    def route(self) -> Route | None:
+        """The way of items to the order, which is made when it is first asked for; None while a CUDA graph is captured,
+        whose replays would make it again."""
+        if self._route is None and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             assert self.order is not None
             self._route = route_of(self.order)
         return self._route

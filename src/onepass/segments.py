@@ -248,7 +248,8 @@ def _call(
         x, spec = x * 0, spec._replace(factor=1.0)  # of which the gradient of the scores is no quotient
     call = partial(segment_call, x, offsets, order, _expanded(bias, x), spec)
     if segments is not None and _is_eager(x, offsets, order) and moves(x, order, bias, spec):
-        call = partial(routed_call, x, offsets, segments.route, spec)
+        route = segments.route
+        call = call if route is None else partial(routed_call, x, offsets, route, spec)
     if out is None:
         return call()
     call(out.detach())
