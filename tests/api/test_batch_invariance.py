@@ -96,6 +96,14 @@ def test_bits_of_a_row_on_a_cpu(dtype, scores):
                 assert torch.equal(row, want), (n, tuple(a.shape), a.stride())
 
 
+def test_bits_of_scored_rows_do_not_depend_on_how_large_the_result_is():
+    """Large ones are written past the caches."""
+    x = torch.randn(8000, 1025, generator=torch.Generator().manual_seed(1)).to(BF16)
+    with onepass.batch_invariant():
+        parts = [onepass.softmax(part.clone(), -1, scale=0.3) for part in x.split(50)]
+        assert torch.equal(torch.cat(parts), onepass.softmax(x, -1, scale=0.3))
+
+
 # On a GPU: a length or two of every tier that an invariant plan takes.
 LENGTHS = [3, 8, 33, 40, 64, 100, 197, 256, 500, 781, 1000, 1025, 2048, 2500, 5000, 9000, 9001, 16384, 32001, 50257]
 LENGTHS += [65536, 100_000, 151_936, 262_144, 700_001, 3_000_000]

@@ -149,13 +149,18 @@ struct ScoredGradient {
       for (int64_t k = 0; k < count; ++k) to[k] = A(total_of(lanes[k]));
     }
   }
-  // The sums of up to L short rows, which follow each other in a run of all their elements.
+  // The sums of up to L short rows, which follow each other in a run of all their elements: those of sum_of, to the
+  // bit.
   __attribute__((noinline)) void sum_short_rows(const ScoredRun& run, int64_t count, A* to) const {
     Vector lanes[L] = {}, v[1];
-    const int64_t n = p.n, whole = n / L * L;
+    const int64_t n = p.n;
     for (int64_t k = 0; k < count; ++k) {
-      for (int64_t i = k * n; i < k * n + whole; i += L) load_terms<true>(run, i, v), lanes[k] += v[0];
-      if (whole < n) load_terms<true>(run, k * n + whole, v, n - whole), lanes[k] += v[0];
+      if (n <= L) {
+        load_terms<true>(run, k * n, v, n), lanes[k] += v[0];
+      } else {
+        Sum total;
+        add_terms<kHasFastPaths>(run.part(k * n, k * n + n), total), lanes[k] = total.value();
+      }
     }
     add_lanes(lanes, count, to);
   }
