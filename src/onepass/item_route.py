@@ -67,7 +67,7 @@ def bytes_of_moves(x: Tensor, function: str, options: Sequence[str], dim: int, r
     spec = SegmentSpec(dim, function.removeprefix("segment_"), dtype=result, engine=engine)
     if "order" not in options or not moves(x, x, x if "bias" in options else None, spec):
         return 0
-    indices = sum(field.itemsize for field in (torch.int16, torch.int32, torch.int16)) * len(x)
+    indices = 8 * len(x)  # of a Route
     results = 0 if spec.reduces else 4 * x.numel() * result.itemsize + indices
     return 4 * x.numel() * x.element_size() + indices + results
 
@@ -80,11 +80,17 @@ def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out
     y = segment_call(in_order, offsets, None, None, spec)
     if out is None:
         return _move(y, route, False)
-    return _moved(y, route, False, out) if out.is_contiguous() else out.copy_(_moved(y, route, False))
+    takes = out.is_contiguous() and _is_aligned(out)
+    return _moved(y, route, False, out) if takes else out.copy_(_moved(y, route, False))
+
+
+def _is_aligned(t: Tensor) -> bool:
+    """Whether each item lies at a multiple of its size, as one number: a view of pairs of bfloat16 may begin between."""
+    return t.data_ptr() % (t.numel() // len(t) * t.element_size()) == 0
 
 
 def _moved(t: Tensor, route: Route, is_into_order: bool, to: Tensor | None = None) -> Tensor:
-    to = torch.empty_like(t) if to is None else to
+    t, to = t if _is_aligned(t) else t.clone(), torch.empty_like(t) if to is None else to
     between = torch.empty_like(t)
     if is_into_order:
         _move_kernel(t, between, route.from_memory, route.places, True)

@@ -157,7 +157,7 @@ def _index_dtype(items: int) -> torch.dtype:
 def _found_offsets(index: Tensor, num_segments: int) -> Tensor:
     """The offsets of a sorted index on a GPU."""
     offsets = index.new_empty(num_segments + 1, dtype=_index_dtype(index.numel()))
-    if num_segments < _MOST_INT32 and resolve("auto", index.device) == "cuda":
+    if num_segments < 1 << 30 and resolve("auto", index.device) == "cuda":
         _sort_kernel(index, offsets, None)
         return offsets
     return offsets.copy_(_searched(index, num_segments))

@@ -90,6 +90,23 @@ def test_gradients_of_every_order_go_back(by_route, function):
     torch.testing.assert_close(got, want)
 
 
+def test_no_item_lies_between_places_of_its_size(monkeypatch):
+    """The kernel takes an item as one number."""
+    route, passes = route_of(torch.randperm(1000, generator=torch.Generator().manual_seed(0)), 64), []
+
+    def one_pass(source: Tensor, to: Tensor, local: Tensor, places: Tensor | None, is_into_order: bool) -> None:
+        assert source.data_ptr() % 4 == to.data_ptr() % 4 == 0
+        passes.append(to.copy_(source))
+
+    monkeypatch.setattr(item_route, "_move_kernel", one_pass)
+    x, out = (torch.randn(2001).bfloat16()[1:].view(1000, 2) for _ in range(2))
+    assert x.data_ptr() % 4
+    y = routed_call(x, OFFSETS, route, SegmentSpec(0, "softmax"), out)
+    assert y is out
+    assert len(passes) == 4
+    torch.testing.assert_close(out, onepass.segment_softmax(x, OFFSETS))
+
+
 def test_which_items_move():
     order, spec = torch.randperm(100), SegmentSpec(0, "softmax", engine="cuda")
     x = torch.zeros(100, 2)

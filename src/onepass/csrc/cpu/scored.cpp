@@ -98,7 +98,7 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   plan.grain_size = std::max<int64_t>(1, kCpuGrain / std::max<int64_t>(1, p.rows * p.n / plan.work_items));
   const bool in_place = p.data[kResult] == p.data[kInput] || p.data[kResult] == p.data[kGradOf];
   // Runs of which a good part is no whole lines are slower with streaming stores. What comes before the first line is
-  // rounded otherwise: halves of a half type's last digit.
+  // rounded otherwise, where it is halfway between two numbers of 16 bits.
   const int64_t run = plan.route == ScoredRoute::rows ? p.n * size_of(p.out) : kLine;
   plan.streaming = kHasStreamingStores && plan.stores && !in_place && !batch_invariant() &&
                    p.rows * p.n * size_of(p.out) >= kStreamingBytes && (run % kLine == 0 || run >= 16 * kLine) &&
