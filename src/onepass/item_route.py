@@ -85,7 +85,7 @@ def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out
 
 
 def _is_aligned(t: Tensor) -> bool:
-    """Whether each item lies at a multiple of its size, as one number: a view of pairs of bfloat16 may begin between."""
+    """Whether each item lies at a multiple of its size. A view of pairs of bfloat16 may begin between."""
     return t.data_ptr() % (t.numel() // len(t) * t.element_size()) == 0
 
 
