@@ -157,3 +157,19 @@ def test_items_move_on_a_gpu(inner, dtype):
     tolerance = 2 ** (-7 if dtype is torch.bfloat16 else -20)
     torch.testing.assert_close(y.double(), want, rtol=tolerance, atol=1e-30)
     torch.testing.assert_close(dx.double(), want_dx, rtol=tolerance, atol=tolerance * float(want_dx.abs().max()))
+
+
+@pytest.mark.gpu
+def test_no_route_is_looked_for_while_a_graph_is_captured():
+    items, generator = item_route.LEAST, torch.Generator("cuda").manual_seed(0)
+    index = torch.randint(0, 3000, (items,), device="cuda", generator=generator)
+    x = torch.randn(items, device="cuda", generator=generator)
+    segments = onepass.Segments(index, 3000)
+    onepass.warmup("cuda", [torch.float32], ["segment_softmax"], options=["order"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = onepass.segment_softmax(x, segments)
+    assert segments._route is None
+    graph.replay()
+    torch.testing.assert_close(y, onepass.segment_softmax(x, segments), rtol=1e-6, atol=1e-30)
+    assert segments._route is not None
