@@ -101,13 +101,14 @@ def test_products(runs, dtype, place):
     dim, tile = place
     shape = [3, 4, 5]
     shape[dim] = 70
-    x, y = (maker(dtype, seed=seed)(*shape) for seed in (1, 2))
+    x, y = (maker(dtype, runs.device, seed)(*shape) for seed in (1, 2))
     sums, dx = runs.run(products, x, y.mT.contiguous().mT, dim, tile)
-    want = (x.double() * y.double()).sum(dim, keepdim=True)
-    torch.testing.assert_close(sums.double().cpu(), want.flatten(), rtol=1e-5, atol=1e-5)
-    sums = sums.double().cpu().reshape(want.shape)
-    error = torch.finfo(dtype).eps * 4 * x.double().abs() * (y.double().abs() + sums.abs())
-    assert_close(dx.cpu(), x.double() * (y.double() - sums), error, "dx")
+    x, y, sums = x.double().cpu(), y.double().cpu(), sums.double().cpu()
+    want = (x * y).sum(dim, keepdim=True)
+    torch.testing.assert_close(sums, want.flatten(), rtol=1e-5, atol=1e-5)
+    sums = sums.reshape(want.shape)
+    error = torch.finfo(dtype).eps * 4 * x.abs() * (y.abs() + sums.abs())
+    assert_close(dx.cpu(), x * (y - sums), error, "dx")
 
 
 @thin_product(3, dtype=DTYPES, tile=(ROWS, COLUMNS), is_kl=(True, False))

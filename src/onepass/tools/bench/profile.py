@@ -206,7 +206,7 @@ class Profiler:
         self.log: list[str] = []
         self.inputs = replace(make_inputs(options.case, options.dtype, self.device, 0), out=None)
         self.checker = Checker(self.inputs, 0)
-        if self.gpu:
+        if self.gpu and self.device.index is not None:
             torch.cuda.set_device(self.device)
         with self._record(), record_function("first"):
             torch.empty(1)  # the first profile of a process adds 2 ms to the call in it
