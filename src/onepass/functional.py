@@ -1,4 +1,4 @@
-"""The functions that users know from torch: the same values, the same argument order, the same keyword names."""
+"""Drop-in functions of torch: the same values, the same argument order, the same keyword names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -43,22 +43,22 @@ _is_inference_mode = torch.is_inference_mode_enabled
 _torch_function_modes = torch._C._len_torch_function_stack
 _torch_dispatch_modes = torch._C._len_torch_dispatch_stack
 _increment_version = torch._C._increment_version
-_MOST_DIMS = 64  # of a tensor that the operators take
+_MOST_DIMS = 64  # the most dims of a tensor that the operators take
 NO_SCORES: Mapping[str, Any] = {}
 
 
 def _make_call(function: str) -> Callable[[Any, Any, Any, Any, Any], Tensor]:
-    """The call of a function, by (x, dim, option, out, engine). `option` is `dtype`, or `keepdim` for logsumexp.
+    """Returns call(x, dim, option, out, engine) for `function`. `option` is `dtype`, or `keepdim` for logsumexp.
 
-    The fast path is for a plain tensor and one dim, with nothing that traces, records or transforms the call. It checks
-    what only Python can know, and as little as it takes; its operator returns None, or False for an `out`, where it
-    does not take the call. The slow path then takes it, or says what is wrong with it.
+    The fast path takes a plain tensor and one dim if nothing traces, records or transforms the call. It checks only
+    what the operator cannot see from C++. The operator returns None (False with `out`) if it does not take the call.
+    Then the slow path takes the call or raises an error that says what is wrong with it.
     """
     handle, out_handle = HANDLES[function], OUT_HANDLES[function]
 
     def call(x: Any, dim: Any, option: Any, out: Any, engine: Any) -> Tensor:
         if (
-            not _is_dynamo_compiling()  # first: a graph cannot hold the answers to some of the others
+            not _is_dynamo_compiling()  # must be first: Dynamo cannot trace some of the checks below
             and engine == "auto"
             and type(x) is Tensor
             and (type(dim) is int or type(dim) is Default)
@@ -79,7 +79,7 @@ def _make_call(function: str) -> Callable[[Any, Any, Any, Any, Any], Tensor]:
                 and (not out.is_inference() or _is_inference_mode())
                 and call_boxed(out_handle, x, dim, option, out)
             ):
-                _increment_version((out,))  # what saved it for a backward must learn that it was overwritten
+                _increment_version((out,))  # so that a backward that saved `out` finds that it was overwritten
                 return out
         return _check_and_call(function, x, dim, option, out, engine)
 
@@ -95,7 +95,7 @@ _softmax, _log_softmax, _softmin, _logsumexp = (
 def _call_with_scores(
     function: str, x: Any, dim: Any, option: Any, out: Any, engine: Any, scores: Mapping[str, Any]
 ) -> Tensor:
-    """A call with scores, whose arguments are checked here in either path."""
+    """A call with arguments of scores, which both paths check in Python."""
     if (
         not _is_dynamo_compiling()
         and engine == "auto"
@@ -130,7 +130,7 @@ def _check_and_call(
     if not lse and not (is_float and dtype is None):
         check_dtype(function, x, dtype)
     if dtype is None and out is None and own in HALF_DTYPES and autocast_to_float32(x):
-        dtype = torch.float32  # in the kernel, not by a cast before it
+        dtype = torch.float32  # the kernel converts as it reads, so no cast is launched before it
     computed: Any = own if is_float else torch.get_default_dtype() if lse else dtype
     if out is not None:
         shape = reduced_shape(x.shape, dims if x.dim() else [], keepdim) if lse else list(x.shape)
@@ -143,7 +143,7 @@ def _check_and_call(
     if numbers is not None and side is not None:
         if out is None:
             return call_scored(x, side, spec, numbers)
-        if not torch.compiler.is_compiling():  # a graph cannot hold the questions
+        if not torch.compiler.is_compiling():  # a graph cannot hold these checks
             check_memory(function, x, out)
             if not _torch_dispatch_modes() and score_into(x, side, spec, numbers, out):
                 _increment_version((out,))
@@ -156,7 +156,7 @@ def _check_and_call(
 
 
 def _without_ones(function: str, x: Tensor, dims: list[int], dtype: Any, out: Tensor | None, engine: str) -> Tensor:
-    """A call of more dims than the operators take, by a view that has none of the dims of size 1 but for one."""
+    """A call with more dims than the operators take, on a view whose dims of size 1 are squeezed out, all but one."""
     others = [d for d, size in enumerate(x.shape) if size != 1]
     reduced = [others.index(d) for d in dims if d in others] or [-1]
     into = None if out is None else out.squeeze().unsqueeze(-1)
@@ -165,9 +165,9 @@ def _without_ones(function: str, x: Tensor, dims: list[int], dtype: Any, out: Te
 
 
 def _other_spellings(function: str, dim: Any, axis: Any, dtype: Any, stacklevel: Any) -> tuple[Any, Any]:
-    """(dim, dtype) of a call that has `axis`, a dtype that is no torch.dtype, or the dtype behind the `_stacklevel`."""
+    """(dim, dtype) of a call that gives `axis`, a dtype that is no torch.dtype, or a dtype after the `_stacklevel`."""
     if type(dtype) is int and (stacklevel is None or isinstance(stacklevel, (torch.dtype, type))):
-        dtype = stacklevel  # by position, as torch.nn.functional has the two
+        dtype = stacklevel  # both by position, in the order of torch.nn.functional
     if isinstance(dtype, type):
         dtype = PYTHON_TYPES.get(dtype, dtype)
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -189,36 +189,38 @@ def softmax(
     """exp(input) / sum(exp(input)) over `dim`, without overflow, as `torch.softmax`.
 
     Args:
-        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers with `dtype`.
-            Also a jagged nested tensor, or one in sparse_csr over its columns (docs/segments.md), or a DTensor.
+        input: a strided tensor of any shape and strides: float64, float32, float16, bfloat16, or integers with `dtype`.
+            Also a jagged nested tensor, a sparse_csr tensor if `dim` is its columns (docs/segments.md), or a DTensor.
         dim: the dim along which the result sums to 1, or a tuple of dims.
-        dtype: the result's dtype, `float` for float64. The input is rounded to it first, in registers, as torch does.
+        dtype: the result's dtype; `float` is float64. The input is rounded to it first, in registers, as torch does.
             Half types are computed in float32, so `dtype=torch.float32` of a half input costs no extra pass.
-        _stacklevel: ignored, as in `torch.nn.functional.softmax`. That has it before dtype: by position an int
-            is taken for it where a dtype, or None, follows.
-        out: takes the result: the input's shape, the result's dtype; `input` itself for in place. It is never resized.
+        _stacklevel: ignored. `torch.nn.functional.softmax` has it before dtype, so an int given by position as dtype
+            is taken as the `_stacklevel` if a dtype or None follows it.
+        out: the tensor to write to, of the input's shape and the result's dtype. It may be `input` itself (in-place).
+            It is never resized.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
         axis: another name of `dim`.
-        scores: what is done to the input before, in the same pass and in this order (docs/scores.md). `scale`: a number
-            or a tensor of one per row, which the input is multiplied by. `softcap`: c, for c * tanh(s / c). `bias`: a
-            tensor that is added. `alibi`: a slope per head, times which the distance of query and key is subtracted.
-            `mask`: a bool tensor, True where an element takes part. `causal`: whether a query sees no later key.
-            `window`: (left, right), how many keys before and after its own a query sees. `offset`: the key at which
-            the first query stands; None has the last query at the last key. `sink`: a number or a tensor of one per
-            row, the score of one more element, which has no place in the result. `empty`: "nan" or "zero", what a row
-            is that has nothing. Queries and keys are the last two dims. Tensors broadcast.
+        scores: keyword arguments that change the input before the softmax, in the same pass and in this order
+            (docs/scores.md). `scale`: a factor, a number or a tensor with one value per row. `softcap`: c, for
+            c * tanh(s / c). `bias`: a tensor to add. `alibi`: a slope per head; slope * |distance of query and key| is
+            subtracted. `mask`: a bool tensor, True where an element takes part. `causal`: whether later keys are hidden
+            from a query. `window`: (left, right), how many keys a query sees before and after its own. `offset`: the
+            position of the first query among the keys; None aligns the last query with the last key. `sink`: a number
+            or a tensor with one value per row, the score of one more element, which has no place in the result.
+            `empty`: "nan" or "zero", the result of a row that has no score above -inf. Queries and keys are the last
+            two dims. Tensors broadcast.
 
     Returns:
-        A tensor of the input's shape and layout (the strides of `torch.empty_like(input)`). A row of all -inf, or with
-        a +inf, is NaN, and so is its gradient (docs/gradients.md); a NaN poisons its own row only.
+        A tensor of the input's shape and layout (the strides of `torch.empty_like(input)`). A row that is all -inf or
+        has a +inf is NaN, and its gradient is NaN too (docs/gradients.md). A NaN makes only its own row NaN.
 
     Raises:
-        IndexError: `dim` is out of range. RuntimeError: a dim twice, an `out` of another dtype or device or overlapping
-        the input, an `out` where a gradient is recorded or under `torch.vmap`, an engine that cannot run.
-        NotImplementedError: a dtype or layout that is not served, an `out` in forward-mode AD. TypeError, ValueError:
-        an argument of the wrong kind or given twice, an `out` of another shape, an unknown engine.
+        IndexError: `dim` is out of range. RuntimeError: a dim is given twice; `out` has another dtype or device or
+        partly overlaps the input; `out` is given while a gradient is recorded or under `torch.vmap`; the engine cannot
+        run. NotImplementedError: a dtype or layout that is not supported, or `out` in forward-mode AD. TypeError,
+        ValueError: an argument of the wrong kind or given twice, `out` of another shape, an unknown engine.
 
-    The state of a row, the pair (maximum, sum of exponentials), is that of Milakov & Gimelshein, "Online normalizer
+    The state of a row, the pair (maximum, sum of exponentials), is from Milakov & Gimelshein, "Online normalizer
     calculation for softmax" (arXiv:1805.02867).
 
     >>> import torch, onepass
@@ -250,7 +252,7 @@ def log_softmax(
 ) -> Tensor:
     """log(softmax(input)) over `dim`, computed as (input - max) - log(sum), as `torch.log_softmax`.
 
-    Arguments, result and errors are those of `onepass.softmax`.
+    The arguments, the result and the errors are as in `onepass.softmax`.
 
     >>> import torch, onepass
     >>> onepass.log_softmax(torch.zeros(3, 4), dim=0)[0]
@@ -276,7 +278,7 @@ def softmin(
 ) -> Tensor:
     """softmax(-input) over `dim`, negated in registers, as `torch.nn.functional.softmin`.
 
-    Arguments, result and errors are those of `onepass.softmax`.
+    The arguments, the result and the errors are as in `onepass.softmax`.
 
     >>> import torch, onepass
     >>> onepass.softmin(torch.tensor([0.0, 0.0, torch.inf]))
@@ -303,21 +305,21 @@ def logsumexp(
     """log(sum(exp(input))) over `dim`, without overflow, as `torch.logsumexp`.
 
     Args:
-        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers are taken as
-            the default dtype.
+        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16. Integers are converted
+            to the default dtype.
         dim: the dim to reduce, or a tuple of dims.
         keepdim: whether the result keeps the reduced dims, with size 1.
-        out: takes the result. It is never resized and shares no memory with the input.
+        out: the tensor to write to. It is never resized. It may not share memory with the input.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
         axis, keepdims: other names of `dim` and `keepdim`.
         scores: as `onepass.softmax` takes them.
 
     Returns:
-        A tensor of the input's dtype. Over an empty dim, or a row of all -inf, it is -inf; with a +inf, it is +inf. The
-        gradient of such a row is NaN at each infinity that is its maximum.
+        A tensor of the input's dtype. It is -inf for an empty dim or a row that is all -inf, and +inf for a row with a
+        +inf. The gradient of a row whose maximum is an infinity is NaN at each element that equals the maximum.
 
     Raises:
-        As `onepass.softmax`; TypeError for complex input.
+        As `onepass.softmax`, and TypeError for complex input.
 
     >>> import torch, onepass
     >>> onepass.logsumexp(torch.zeros(2, 10), dim=1)

@@ -1,8 +1,8 @@
-"""Items in the order of their segments, by two passes over memory (csrc/cuda/kernels/item_moves.cu).
+"""Permutes items into the order of their segments and back, in two passes (csrc/cuda/kernels/item_moves.cu).
 
-Segments of an unsorted index are computed in place, item by item, where items are large, few, or something lies beside
-them. Many small items on a GPU first move to where their order has them, as reading them one by one takes some eight
-times as long; results move back. A route says how, and is made once for an order.
+With an unsorted index, the kernels of segments gather each item from where it lies if items are large or few, or if the
+call has a bias. Many small items on a GPU are permuted into the order first, and the results are permuted back, because
+gathering them one by one takes about eight times as long. A Route holds the permutation, computed once for an order.
 """
 
 import functools
@@ -15,30 +15,31 @@ from torch import Tensor
 from .segment_arithmetic import SegmentSpec
 from .segment_ops import segment_call
 
-CHUNK = 24576  # items: kMoveChunk
-LEAST, MOST = 1 << 22, 1 << 27  # items of a call that moves them (H200, 2026-11-30)
+CHUNK = 24576  # items of a chunk: kMoveChunk of C++
+LEAST, MOST = 1 << 22, 1 << 27  # the fewest and the most items of a call that are permuted (H200, 2026-11-30)
 _ITEM_BYTES = (2, 4, 8)
 _move_kernel = functools.partial(torch._C._dispatch_call_boxed, torch.ops.onepass._move_items.default._handle)
 
 
 class Route(NamedTuple):
-    """How items move from memory to an order. Both are cut into chunks of neighbouring items. Between two passes items
-    lie in buckets: those of a chunk of the order lie together, by the chunks of memory that they come from."""
+    """A permutation in two passes, as in a bucket sort. Memory and the order are cut into chunks of neighbouring items.
+    Between the two passes the items lie in buckets, one bucket for each chunk of the order. Within a bucket they are
+    sorted by the chunk of memory that they come from."""
 
-    from_memory: Tensor  # (items) int16: of each chunk of memory, its items by their buckets, each by its place in it
-    places: Tensor  # (items) int32: where these are among the items of all buckets
-    to_order: Tensor  # (items) int16: for each item of the order, its place in its bucket
+    from_memory: Tensor  # (items) int16: for each chunk of memory, its items sorted by bucket, as positions in it
+    places: Tensor  # (items) int32: for each item of `from_memory`, its position among the items of all buckets
+    to_order: Tensor  # (items) int16: for each item of the order, its position in its bucket
 
 
 def route_of(order: Tensor, chunk: int = CHUNK) -> Route:
-    """The route to an order: a permutation of the places of items, int32 or int64, (items)."""
+    """The route to an order, which is a permutation of the items, int32 or int64, (items)."""
     items = torch.arange(len(order), dtype=torch.int32, device=order.device)
     chunks = -(-len(order) // chunk)
     bucket = torch.empty_like(items)
     bucket[order] = items // chunk
-    # Of memory, chunk by chunk, the items by their buckets.
+    # Sort the items of each chunk of memory by bucket.
     pair, by_pair = (items // chunk * chunks + bucket).sort(stable=True)
-    # Where the items of each pair of a chunk and a bucket begin: chunk by chunk, and in the buckets.
+    # Where the items of each pair (chunk, bucket) begin: `begins` in that sorted sequence, `first` in the buckets.
     begins = torch.searchsorted(pair, torch.arange(chunks * chunks + 1, dtype=pair.dtype, device=pair.device))
     in_buckets = begins.diff().view(chunks, chunks).t().flatten()
     first = (in_buckets.cumsum(0) - in_buckets).view(chunks, chunks).t().flatten()
@@ -49,12 +50,12 @@ def route_of(order: Tensor, chunk: int = CHUNK) -> Route:
 
 
 def _as_int16(t: Tensor) -> Tensor:
-    """Numbers below 65536, in the bits of 16."""
+    """Numbers below 65536 as the bits of uint16, in a tensor of int16."""
     return torch.where(t < 1 << 15, t, t - (1 << 16)).to(torch.int16)
 
 
 def moves(x: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpec, least: int = LEAST) -> bool:
-    """Whether the items of a call move, and back."""
+    """Whether a call permutes its items into the order and its result back."""
     if order is None or bias is not None or spec.engine != "cuda" or spec.dim or not least <= len(x) <= MOST:
         return False
     each = x.numel() // len(x)
@@ -63,17 +64,17 @@ def moves(x: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpe
 
 
 def bytes_of_moves(x: Tensor, function: str, options: Sequence[str], dim: int, result: torch.dtype, engine: str) -> int:
-    """The bytes that a call moves beside those of its segments, as `explain` names it: 0 where its items stay."""
+    """The bytes that the permutations of a call read and write, for `explain`. 0 if the call permutes nothing."""
     spec = SegmentSpec(dim, function.removeprefix("segment_"), dtype=result, engine=engine)
     if "order" not in options or not moves(x, x, x if "bias" in options else None, spec):
         return 0
-    indices = 8 * len(x)  # of a Route
+    indices = 8 * len(x)  # bytes of a Route, read by each permutation
     results = 0 if spec.reduces else 4 * x.numel() * result.itemsize + indices
     return 4 * x.numel() * x.element_size() + indices + results
 
 
 def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out: Tensor | None = None) -> Tensor:
-    """`segment_call` of items that move."""
+    """`segment_call` of permuted items, whose result is permuted back."""
     in_order = _move(x, route, True)
     if spec.reduces:
         return segment_call(in_order, offsets, None, None, spec, out)
@@ -85,7 +86,7 @@ def routed_call(x: Tensor, offsets: Tensor, route: Route, spec: SegmentSpec, out
 
 
 def _is_aligned(t: Tensor) -> bool:
-    """Whether each item lies at a multiple of its size. A view of pairs of bfloat16 may begin between."""
+    """Whether each item lies at a multiple of its size. A view of pairs of bfloat16 may begin at an odd element."""
     return t.data_ptr() % (t.numel() // len(t) * t.element_size()) == 0
 
 
@@ -102,7 +103,7 @@ def _moved(t: Tensor, route: Route, is_into_order: bool, to: Tensor | None = Non
 
 
 class _Move(torch.autograd.Function):
-    """Items to an order or back, with a gradient, which moves the other way."""
+    """Permutes items into the order or back. The gradient is permuted the other way."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, route: Route, is_into_order: bool) -> Tensor:

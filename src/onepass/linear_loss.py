@@ -14,8 +14,8 @@ from .validation import FLOATS, TAKES, is_dtensor, refuse_dtensors
 
 __all__ = ["linear_cross_entropy"]
 
-_PARTS, _LEAST = 11, 64 << 20  # chunks of rows, and the least bytes of the logits of a chunk
-_TILE = 128  # rows that products take together: a chunk is a multiple of them
+_PARTS, _LEAST = 11, 64 << 20  # the number of chunks of rows, and the fewest bytes of the logits of a chunk
+_TILE = 128  # rows of a tile of a matrix product: a chunk is a multiple of them
 _LINE = 128  # bytes of a cache line
 
 
@@ -34,32 +34,33 @@ def linear_cross_entropy(
     chunk: int | None = None,
     engine: str = "auto",
 ) -> Tensor:
-    """cross_entropy(hidden @ weight.T + bias, target), of which some rows of logits exist at a time.
+    """cross_entropy(hidden @ weight.T + bias, target), with the logits of only some rows in memory at a time.
 
-    The products are torch's; the loss and its gradient, which takes the place of the logits, are onepass's. With "mean"
-    and "sum" the forward computes the gradients too, so that logits are computed once; without a reduction, and where a
-    graph is retained for another backward, the backward computes them again.
+    The matrix products are torch's. The loss and its gradient, which overwrites the logits, are onepass's. With "mean"
+    and "sum" the forward computes the gradients too, so that logits are computed once. With "none", and if a graph is
+    retained for another backward, the backward computes the logits again.
 
     Args:
         hidden: (..., E), float32, float64, float16 or bfloat16.
-        weight: (C, E), of the same dtype, or both are cast as torch.autocast has it. Its gradient is added up over
-            chunks in its own dtype. A DTensor is gathered, and its gradient is the mean of those of all ranks, as
-            FSDP has it, where it lies.
+        weight: (C, E), of the dtype of hidden, or both are cast under torch.autocast. Its gradient is summed over
+            chunks in its own dtype. A DTensor is gathered. Its gradient has its placements and is the mean of the
+            gradients of all ranks, as in FSDP.
         target: a class per row, of an integer dtype, of the shape of `hidden` without its last dim.
-        bias: (C), or None; a DTensor likewise.
+        bias: (C), or None. A DTensor is treated as that of weight is.
         ignore_index, label_smoothing, z_loss, softcap, engine: as `onepass.cross_entropy` takes them.
         reduction: "mean", "sum" or "none".
-        chunk: rows whose logits exist at a time. By default an eleventh of them, or as many as 64 MB of logits hold.
+        chunk: the number of rows whose logits are in memory at a time. By default an eleventh of the rows, or as many
+            rows as have 64 MB of logits if that is more.
 
     Returns:
-        A tensor of the dtype of the logits, of shape (), or that of the target without a reduction.
+        The loss, of the dtype of the logits. Its shape is (), or the target's if reduction is "none".
 
     Raises:
-        ValueError: shapes that do not go together, an unknown reduction, a chunk below 1. TypeError: dtypes that differ
-        or are not taken. IndexError: a class that does not exist (on a GPU it stops the program). RuntimeError: a
-        gradient of the gradient, which it has not; smoothing outside of [0, 1].
+        ValueError: shapes that do not match, an unknown reduction, a chunk below 1. TypeError: dtypes that differ or
+        are not supported. IndexError: a class that does not exist (on a GPU it stops the program). RuntimeError: a
+        gradient of the gradient, which is not supported; smoothing outside of [0, 1].
 
-    Source: logits in chunks of rows with gradients in the forward are those of Hsu et al., arXiv:2410.10989.
+    Source: Hsu et al., arXiv:2410.10989, compute logits in chunks of rows, with the gradients in the forward.
 
     >>> import torch, onepass
     >>> hidden, weight = torch.ones(4, 8, requires_grad=True), torch.zeros(10, 8, requires_grad=True)
@@ -112,7 +113,7 @@ def linear_cross_entropy(
 
 
 def _gathered(t: Any) -> Tensor:
-    """The whole of a DTensor."""
+    """The full tensor of a DTensor; any other tensor as it is."""
     if not is_dtensor(t):
         return t
     from torch.distributed.tensor import Partial
@@ -122,7 +123,7 @@ def _gathered(t: Any) -> Tensor:
 
 
 class _WithShare(torch.autograd.Function):
-    """The same, whose gradient is divided by `ranks` before those of all ranks are added up."""
+    """The identity. It divides the gradient by `ranks`, before the gradients of all ranks are summed."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, ranks: int) -> Tensor:
@@ -135,7 +136,7 @@ class _WithShare(torch.autograd.Function):
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """The loss of rows, in the dtype that they are computed in."""
+    """The loss, in the dtype of the computation."""
 
     @staticmethod
     def forward(
@@ -161,7 +162,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError(
                 "onepass.linear_cross_entropy(): its gradient has no gradient; take cross_entropy of all logits"
             )
-        # The gradients of the forward are given away: another backward computes them again.
+        # The gradients of the forward are returned and not kept: another backward computes them again.
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             grads = ctx.call.run(*ctx.saved_tensors, g, ctx.needed)[1]
@@ -178,7 +179,7 @@ class _Call(NamedTuple):
     def run(
         self, rows: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, g: Tensor | None, needed: Any
     ) -> tuple[Tensor, Any]:
-        """The loss, and the gradients of rows, weight and bias if g, that of the loss, is given."""
+        """The loss. If g, the gradient of the loss, is given, also the gradients of rows, weight and bias."""
         reduction, chunk, spec = self
         wide = _accumulator(rows.dtype, rows.dtype)
         total = (index != spec.ignore_index).sum().to(wide)
@@ -201,8 +202,8 @@ class _Call(NamedTuple):
 
 
 class _Logits:
-    """The logits of some rows at a time, each time in the same memory. Rows are whole lines apart: products with rows
-    that begin anywhere take several times as long on a GPU."""
+    """The logits of one chunk of rows at a time, always in the same memory. The row stride is a multiple of a cache
+    line, because products with unaligned rows take several times as long on a GPU."""
 
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, chunk: int) -> None:
         self.rows, self.weight, self.bias = rows, weight.t(), bias
@@ -218,7 +219,7 @@ class _Logits:
 
 
 class _Gradients:
-    """The gradients of rows, weight and bias, from those of the logits of some rows after others."""
+    """The gradients of rows, weight and bias, computed from the gradients of the logits chunk by chunk."""
 
     def __init__(self, rows: Tensor, weight: Tensor, bias: Tensor | None, needed: Any) -> None:
         self.rows, self.weight = rows, weight

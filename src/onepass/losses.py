@@ -1,4 +1,4 @@
-"""Losses and log-probabilities of classes: what a softmax is usually followed by, without the softmax in memory."""
+"""Losses and log-probabilities of classes, computed without a softmax in memory."""
 
 import math
 from typing import Any
@@ -41,41 +41,41 @@ def cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The cross-entropy of logits and classes, as `torch.nn.functional.cross_entropy`.
 
-    The forward reads the logits once, and the backward reads them once and writes the gradient. Nothing else of their
+    The forward reads the logits once. The backward reads them once more and writes the gradient. Nothing else of their
     size is allocated. Half types are computed in float32.
 
     Args:
         input: logits, float64, float32, float16 or bfloat16, any strides: (C), (N, C) or (N, C, d1, d2, ...) for C
             classes.
-        target: a class per row, of an integer dtype, () or (N) or (N, d1, d2, ...); or probabilities of classes, of the
+        target: a class per row, of an integer dtype, () or (N) or (N, d1, d2, ...); or class probabilities, of the
             shape of the input and a floating dtype.
         weight: a floating weight per class, (C). It gets no gradient.
-        ignore_index: a class whose rows count for nothing.
+        ignore_index: rows with this target class are ignored.
         reduction: "mean" (over the weights of the rows' classes), "sum" or "none".
-        label_smoothing: from 0 to 1: the share of a row's loss that all classes have alike.
-        z_loss: adds z_loss * logsumexp(row)^2 to the loss of a row that is not ignored.
+        label_smoothing: from 0 to 1: the share of the target probability that is spread evenly over all classes.
+        z_loss: adds z_loss * logsumexp(row)^2 to the loss of each row that is not ignored.
         softcap: c, for logits c * tanh(input / c).
-        return_lse: whether to return (loss, logsumexp of each row), the latter in the dtype of the computation, of the
-            shape of the target. It has a gradient too, which a row that is ignored does not pass on.
-        inplace_backward: whether the backward may write the gradient over the logits. Then nothing else may need them,
-            and they may not be a leaf. Where the call is compiled or transformed the gradient has memory of its own.
-        check: on a GPU, whether to look for classes that do not exist before anything is launched, which waits for the
-            GPU. Without it they stop the program, as in torch (with the Triton engine their loss is NaN). On a CPU
-            they are always found.
-        empty: the mean where no row counts: "nan" as in torch, or "zero".
+        return_lse: whether to return (loss, logsumexp of each row). The logsumexp has the dtype of the computation and
+            the shape of the target. It has a gradient too, but passes none to an ignored row.
+        inplace_backward: whether the backward may overwrite the logits with their gradient. Then nothing else may need
+            the logits, and they may not be a leaf. A compiled or transformed call allocates the gradient anyway.
+        check: on a GPU, whether to look for classes that do not exist before the launch, which waits for the GPU. If it
+            is False, such a class stops the program, as in torch (with the Triton engine its loss is NaN). On a CPU
+            classes are always checked.
+        empty: the mean if all rows are ignored: "nan" as in torch, or "zero".
         size_average, reduce: the older spelling of `reduction`.
         engine: as `onepass.softmax` takes it.
 
     Returns:
-        A tensor of the input's dtype (float32 under autocast), of shape (), or that of the target without a reduction.
+        The loss, of the input's dtype (float32 under autocast). Its shape is (), or the target's with "none".
 
     Raises:
-        IndexError: a class that does not exist. ValueError: shapes that do not go together, an unknown reduction.
-        RuntimeError: dtypes and devices that do not, weights of another shape than (C), smoothing outside of [0, 1].
-        NotImplementedError: a weight that requires a gradient.
+        IndexError: a class that does not exist. ValueError: shapes that do not match, an unknown reduction.
+        RuntimeError: dtypes or devices that do not match, a weight of another shape than (C), smoothing outside of
+        [0, 1]. NotImplementedError: a weight that requires a gradient.
 
-    Source: the gradient p - onehot from the saved logsumexp of each row is how fused losses of large vocabularies work
-    (Wijmans et al., arXiv:2411.09009; Hsu et al., arXiv:2410.10989). The z-loss is that of Chowdhery et al.,
+    Sources: fused losses of large vocabularies compute the gradient p - onehot from the saved logsumexp of each row
+    (Wijmans et al., arXiv:2411.09009; Hsu et al., arXiv:2410.10989). The z-loss is from Chowdhery et al.,
     arXiv:2204.02311.
 
     >>> import torch, onepass
@@ -141,7 +141,7 @@ def cross_entropy(
 def _of_probabilities(
     input: Tensor, target: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec, return_lse: bool
 ) -> Any:
-    """Of probabilities of classes, read once beside the logits."""
+    """The cross-entropy of a target of class probabilities, which are read once, as the logits are."""
     name = "cross_entropy"
     if target.shape != input.shape:
         raise ValueError(
@@ -155,7 +155,7 @@ def _of_probabilities(
     m, log_l, losses, _ = divergence_terms(input.to(both), target.to(both), weight, of_both)
     losses = losses + spec.z_loss * (m + log_l).square() if spec.z_loss else losses
     if reduction == "mean" and not input.shape[spec.dim]:
-        losses = losses / 0  # as torch, which counts rows as elements of so many classes
+        losses = losses / 0  # as torch, which divides by the number of elements over the number of classes
     rows = [size for d, size in enumerate(input.shape) if d != spec.dim]
     loss = _reduced(losses.reshape(rows), reduction).to(_accumulator(both, both) if spec.wide else input.dtype)
     return (loss, (m + log_l).reshape(rows)) if return_lse else loss
@@ -178,21 +178,21 @@ def log_prob(
     dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The log-probabilities of some classes, log_softmax(input / temperature).gather(dim, index), by one read.
+    """log_softmax(input / temperature).gather(dim, index), the log-probabilities of some classes, in one read.
 
-    The backward reads the logits once and writes their gradient. Nothing else of their size is allocated. So policy
+    The backward reads the logits once and writes their gradient. Nothing else of their size is allocated: policy
     gradients and distillation need no log_softmax in memory.
 
     Args:
         input: logits of any shape and strides, float64, float32, float16 or bfloat16.
-        index: classes, of an integer dtype: of the input's shape without `dim`, for one per row; or with any size K in
-            `dim`, for K per row.
+        index: classes, of an integer dtype. One class per row if it has the input's shape without `dim`; K classes per
+            row if it has the input's shape with any size K in `dim`.
         dim: the dim of the classes.
-        temperature: what logits are divided by: a number, or a tensor that broadcasts to the input's shape with size 1
+        temperature: the divisor of the logits: a number, or a tensor that broadcasts to the input's shape with size 1
             in `dim`. It gets no gradient.
-        return_entropy: whether to return (log-probabilities, entropy), the latter of the input's shape without `dim`.
-        dtype: of the results; without one, the input's. Half types are computed in float32, so that float32 costs
-            no extra pass.
+        return_entropy: whether to return (log-probabilities, entropy). The entropy has the input's shape without `dim`.
+        dtype: the dtype of the results, by default the input's. Half types are computed in float32, so float32 results
+            cost no extra pass.
         engine: as `onepass.softmax` takes it.
 
     Returns:
@@ -200,7 +200,7 @@ def log_prob(
 
     Raises:
         IndexError: a class that does not exist (on a GPU it stops the program; with the Triton engine it gives NaN), or
-        a dim. ValueError: shapes that do not go together. TypeError: dtypes that are not taken. NotImplementedError: a
+        no such dim. ValueError: shapes that do not match. TypeError: unsupported dtypes. NotImplementedError: a
         temperature that requires a gradient.
 
     >>> import torch, onepass
@@ -249,9 +249,9 @@ def entropy(
     dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> Tensor:
-    """The entropy of softmax(input / temperature) over `dim`, -sum(p log p), by one read; its gradient by one more.
+    """The entropy -sum(p log p) of softmax(input / temperature) over `dim`, in one read. The gradient takes one more.
 
-    Args and errors: those of `log_prob`.
+    Arguments and errors are as in `log_prob`.
 
     Returns:
         A tensor of the input's shape without `dim`. A class of probability 0 adds 0.
@@ -299,29 +299,30 @@ def kl_div(
     dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> Tensor:
-    """The Kullback-Leibler divergence of two distributions that logits give, sum(p (log p - log q)) over `dim`.
+    """The Kullback-Leibler divergence sum(p (log p - log q)) over `dim`, from the logits of p and q.
 
-    p is softmax(p_logits / temperature), q is softmax(q_logits / temperature). One read of both tensors computes it.
-    The backward reads both once and writes the gradients that are asked for: both, or that of the student in a
+    p is softmax(p_logits / temperature) and q is softmax(q_logits / temperature). The forward reads both tensors once.
+    The backward reads both once and writes only the gradients that are needed, for example the student's in a
     distillation. Nothing else of their size is allocated. It differs from `torch.nn.functional.kl_div`, which takes
     log-probabilities, the second distribution first.
 
     Args:
-        p_logits, q_logits: logits of one shape, any strides, float64, float32, float16 or bfloat16. Of two dtypes,
-            that which torch promotes to is taken.
+        p_logits, q_logits: logits of one shape, any strides, float64, float32, float16 or bfloat16. If their dtypes
+            differ, both are cast to the dtype that torch promotes to.
         dim: the dim of the classes.
-        temperature: a number that both are divided by. The result is not multiplied by its square.
-        reduction: "none", or "sum" or "mean" over rows ("batchmean" of torch, where rows are the batch).
-        dtype: of the result; without one, the inputs' (float32 under autocast). Half types are computed in float32.
+        temperature: a number that both logits are divided by. The result is not multiplied by its square.
+        reduction: "none", or "sum" or "mean" over rows (torch's "batchmean" if the rows are the batch).
+        dtype: the dtype of the result, by default the inputs' (float32 under autocast). Half types are computed in
+            float32.
         engine: as `onepass.softmax` takes it.
 
     Returns:
-        A tensor of the inputs' shape without `dim`, or of shape (). A class whose p is 0 adds 0; one whose q alone is
-        0 makes it infinite.
+        A tensor of the inputs' shape without `dim`, or of shape () with a reduction. A class with p = 0 adds 0. A class
+        with q = 0 and p > 0 makes the result infinite.
 
     Raises:
         ValueError: shapes that differ, a temperature that is not positive, an unknown reduction. IndexError: no such
-        dim. TypeError, NotImplementedError: no tensors, or dtypes that are not taken. RuntimeError: two devices.
+        dim. TypeError, NotImplementedError: no tensors, or unsupported dtypes. RuntimeError: two devices.
 
     >>> import torch, onepass
     >>> teacher, student = torch.tensor([[2.0, 0.0, 1.0]]), torch.zeros(1, 3, requires_grad=True)

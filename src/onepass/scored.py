@@ -1,9 +1,9 @@
-"""The functions of scores (scores.py): the operators, and the arithmetic in place of a kernel.
+"""The operators of calls with scores (scores.py), and torch arithmetic for calls that no kernel takes.
 
-`onepass::scored` computes softmax, log_softmax or logsumexp of scores; softmin is softmax with a negative factor. Where
-no kernel takes a call it is plain torch arithmetic. The gradient is `onepass::scored_backward`, from the result as
-torch's softmax has it, so that the input need not be kept, or `onepass::scored_logsumexp_backward`, which scores the
-input again. Calls that are recorded or transformed go by score_gradients.py.
+`onepass::scored` computes softmax, log_softmax or logsumexp of scores; softmin is softmax with a negative factor. The
+gradient of softmax and log_softmax is `onepass::scored_backward`, which needs the result but not the input, as in
+torch. The gradient of logsumexp is `onepass::scored_logsumexp_backward`, which computes the scores again. If autograd
+records a call or a transform is active, the call goes through score_gradients.py.
 """
 
 import functools
@@ -32,12 +32,12 @@ _SIDE = "Tensor? scale, Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? mask"
 _CALL = "str function, int[] dim, ScalarType? dtype, bool keepdim, str engine"
 _WINDOW = "SymInt? left, SymInt? right, SymInt? offset"
 _NUMBERS = f"float factor, float softcap, float sink_number, {_WINDOW}, bool empty_is_zero"
-# The result, and the logsumexp of the scores of each row where there is a sink whose gradient may be asked for.
+# The result, and the logsumexp of the scores of each row if the sink is a tensor, whose gradient needs it.
 library.define(f"scored(Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) -> (Tensor, Tensor)")
-# With a softcap it takes the input `x`, otherwise none.
+# It takes the input `x` only with a softcap.
 library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
-# From the logsumexp `lse` of each row and its gradient, with reduced dims of size 1 and in the dtype that rows are
-# computed in: the gradient of the input, or of its scores.
+# The gradient of the input (or of its scores if `of_scores`) from `lse`, the logsumexp of each row, and its gradient
+# `grad`. Both have the accumulator's dtype and reduced dims of size 1.
 library.define(
     f"scored_logsumexp_backward(Tensor grad, Tensor lse, bool of_scores, Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) "
     "-> Tensor"
@@ -48,8 +48,8 @@ _logsumexp_backward_operator = torch.ops.onepass.scored_logsumexp_backward.defau
 
 
 def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
-    """A checked call."""
-    if not x.dim():  # it has one dim, which the operators ask for
+    """A call whose arguments are checked."""
+    if not x.dim():  # the operators need one dim
         y = call_scored(x.unsqueeze(0), side, spec._replace(dims=[0], keepdim=False), scores)
         return y if spec.function == "logsumexp" else y.squeeze(0)
     arguments = _as_arguments(spec)
@@ -61,8 +61,8 @@ def call_scored(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Ten
 
 
 def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, scores: Scores) -> Tensor | None:
-    """The result of a checked call over one dim, by the kernel of a CPU or of an NVIDIA GPU, or None where the call
-    goes another way."""
+    """The result of a checked call over one dim, from a kernel of the CPU or CUDA engine. None if the call has to take
+    another path."""
     own = x.dtype
     if not x.numel() or x.is_nested or (own in HALF_DTYPES and autocast_to_float32(x)) or not _is_direct(x, *side):
         return None
@@ -77,8 +77,8 @@ def score_at_once(function: str, x: Tensor, dims: list[int], side: SideTensors, 
 
 
 def _is_direct(*tensors: Tensor | None) -> bool:
-    """Whether nothing traces, records or transforms a call: then its kernel need not go by the dispatcher, which calls
-    Python functions twice."""
+    """Whether nothing traces, records or transforms a call. Then the kernel can be called directly, which saves the
+    dispatcher's two calls back into Python."""
     if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or not needs_no_autograd(*tensors):
         return False
     for t in tensors:
@@ -88,8 +88,8 @@ def _is_direct(*tensors: Tensor | None) -> bool:
 
 
 def score_into(x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor) -> bool:
-    """Whether a kernel has written the result of a checked call to `out`: plain tensors, of which none but the input
-    shares memory with `out`."""
+    """Writes the result of a checked call to `out` and returns True. Returns False if no kernel takes the call, if a
+    tensor is not a plain one, or if any tensor but the input shares memory with `out`."""
     others = [t for t in side if t is not None]
     if not x.numel() or not x.dim() or any(type(t) not in PLAIN_TYPES for t in (x, out, *others)):
         return False
@@ -109,7 +109,7 @@ def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _accumulator(x: torch.dtype, y: torch.dtype) -> torch.dtype:
-    """The dtype that rows are computed in."""
+    """The accumulator's dtype for an input of dtype `x` and a result of dtype `y`."""
     return torch.float64 if torch.float64 in (x, y) else torch.float32
 
 
@@ -117,7 +117,7 @@ def _accumulator(x: torch.dtype, y: torch.dtype) -> torch.dtype:
 
 
 def _in_accumulator(x: Tensor, side: SideTensors, dtype: torch.dtype | None) -> tuple[Tensor, SideTensors]:
-    """The input, rounded to `dtype` as torch does, and the side tensors, all in the dtype that rows are computed in."""
+    """The input, rounded to `dtype` as torch does, and the side tensors, all in the accumulator's dtype."""
     rounded = x if dtype is None else x.to(dtype)
     wide = _accumulator(rounded.dtype, rounded.dtype)
     scale, bias, alibi, sink = (None if t is None else t.to(wide) for t in side[:-1])
@@ -125,14 +125,14 @@ def _in_accumulator(x: Tensor, side: SideTensors, dtype: torch.dtype | None) -> 
 
 
 def _taking_part(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> tuple[Tensor, SideTensors]:
-    """`_in_accumulator`, with 0 where an element takes no part: a NaN there would make one of its derivatives."""
+    """`_in_accumulator`, with 0 in place of elements that are masked out: a NaN there would make derivatives NaN."""
     x, side = _in_accumulator(x, side, spec.dtype)
     out = blocked(x, side.mask, scores)
     return x if out is None else x.masked_fill(out, 0), side
 
 
 def _weights(s: Tensor, lse: Tensor, scores: Scores) -> Tensor:
-    """The softmax of scores, or of the sink, by the logsumexp of each row."""
+    """The softmax of scores, or of the sink, from the logsumexp of each row."""
     s = s - lse
     return (s.masked_fill(lse == -math.inf, -math.inf) if scores.empty_is_zero else s).exp()
 
@@ -142,7 +142,8 @@ def forward_arithmetic(x: Tensor, side: SideTensors, spec: Spec, scores: Scores)
     to = _result_dtype(x, spec.dtype)
     x, side = _in_accumulator(x, side, spec.dtype)
     s = score(x, side, scores)
-    # The maximum goes first, so that a large one costs no precision. A row's result does not depend on it.
+    # The maximum is subtracted first, so that a large one costs no precision. It is a constant to autograd, because the
+    # result does not depend on it.
     m = s.detach().amax(spec.dims, keepdim=True) if s.numel() else s.detach().sum(spec.dims, keepdim=True)
     m = m.masked_fill(m.isinf(), 0)
     shifted = s - m
@@ -165,7 +166,7 @@ def forward_arithmetic(x: Tensor, side: SideTensors, spec: Spec, scores: Scores)
 
 
 def _score_gradient(g: Tensor, y: Tensor, mask: Tensor | None, spec: Spec, scores: Scores) -> Tensor:
-    """The gradient of the scores, from the result y of softmax or log_softmax and its gradient."""
+    """The gradient of the scores, from the result y of softmax or log_softmax and the upstream gradient g."""
     g, y = upcast(g), upcast(y)
     if spec.function == "softmax":
         ds = y * (g - (g * y).sum(spec.dims, keepdim=True))
@@ -181,7 +182,7 @@ def _score_gradient(g: Tensor, y: Tensor, mask: Tensor | None, spec: Spec, score
 def backward_arithmetic(
     g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
 ) -> Tensor:
-    """What `onepass::scored_backward` gives."""
+    """`onepass::scored_backward` in torch arithmetic."""
     ds = _score_gradient(g, y, side.mask, spec, scores)
     scale = SideTensors(side.scale if side.scale is None else side.scale.to(ds.dtype), mask=side.mask)
     if scores.softcap:
@@ -193,7 +194,7 @@ def backward_arithmetic(
 def logsumexp_backward_arithmetic(
     g: Tensor, lse: Tensor, of_scores: bool, x: Tensor, side: SideTensors, spec: Spec, scores: Scores
 ) -> Tensor:
-    """What `onepass::scored_logsumexp_backward` gives."""
+    """`onepass::scored_logsumexp_backward` in torch arithmetic."""
     own = spec._replace(dtype=None)
     x_wide, side_wide = _taking_part(x, side, own, scores)
     ds = g * _weights(score(x_wide, side_wide, scores), lse, scores)
@@ -224,7 +225,7 @@ def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
 
 
 def _empty_lse(x: Tensor, side: SideTensors, spec: Spec) -> Tensor | None:
-    """For the logsumexp of each row, which a sink that is a tensor makes."""
+    """Memory for the logsumexp of each row, which is computed only if the sink is a tensor."""
     if side.sink is None:
         return None
     to = _result_dtype(x, spec.dtype)
@@ -241,12 +242,12 @@ def _empty_result(x: Tensor, spec: Spec) -> Tensor:
 
 
 def _both_results(y: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As the operator gives them: without a logsumexp an empty tensor."""
+    """The two results of the operator: an empty tensor stands for no logsumexp."""
     return y, y.new_empty(0, dtype=_accumulator(y.dtype, y.dtype)) if lse is None else lse
 
 
 _NUMBERS_OF = {name: number for number, name in enumerate(FUNCTIONS)}
-_NUMBERS_OF["softmin"] = _NUMBERS_OF["softmax"]  # of scores that are negated
+_NUMBERS_OF["softmin"] = _NUMBERS_OF["softmax"]  # with a negative factor
 _ops = torch.ops.onepass
 _KERNELS = tuple(
     functools.partial(torch._C._dispatch_call_boxed, op.default._handle)
@@ -257,7 +258,7 @@ _KERNELS = tuple(
         _ops._scored_bias_grad_kernel,
     )
 )
-# Of the gradient of a bias: elements of the rows that a GPU takes at a time, and the rows of a part at least.
+# For the gradient of a bias: how many elements keep a GPU busy, and the fewest rows that are summed in one part.
 _BUSY_ELEMENTS, _LEAST_ROWS = 1 << 22, 8
 
 
@@ -273,7 +274,7 @@ def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Ten
 def _launch_forward(
     x: Tensor, side: SideTensors, spec: Spec, scores: Scores, out: Tensor | None = None, keeps_lse: bool = True
 ) -> tuple[Tensor, Tensor | None] | None:
-    """The results of a kernel, the first in `out` where that is given, or None where there is none for the call."""
+    """The results of a kernel, the first one in `out` if that is given. None if no kernel takes the call."""
     y = _empty_result(x, spec) if out is None else out
     lse = _empty_lse(x, side, spec) if keeps_lse else None
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
@@ -295,8 +296,8 @@ def _launch_forward(
 
 
 def _as_rows(t: Tensor, spec: Spec) -> Tensor:
-    """A copy with the reduced dims side by side in memory. Kernels take such rows always: also in the batch-invariant
-    mode, and where more dims do not merge than those of columns on a GPU take."""
+    """A copy whose reduced dims are the innermost ones in memory. The kernels always take such rows, even in the
+    batch-invariant mode, or if the dims do not merge into the few that the column kernels of a GPU take."""
     order = [d for d in range(t.dim()) if d not in spec.dims] + sorted(spec.dims)
     return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
 
@@ -347,8 +348,8 @@ def _launch_bias_grad(
     to: torch.dtype,
     like: tuple[Sequence[int], torch.dtype],
 ) -> tuple[Tensor, Tensor] | None:
-    """The gradients of the input, of dtype `to`, and of the bias in one launch on a GPU, or None where no kernel makes
-    both. Where the bias has few rows they are summed in parts first, as many as keep the GPU busy."""
+    """The gradients of the input, of dtype `to`, and of the bias, in one launch on a GPU. None if no kernel computes
+    both. If the bias has few rows, its gradient is summed in parts first, enough of them to keep the GPU busy."""
     shape, dtype = like
     side = side._replace(bias=None, alibi=None, sink=None)
     if not y.is_cuda or spec.engine == "triton" or not y.numel() or not _is_direct(g, y, x, *side):
@@ -356,7 +357,7 @@ def _launch_bias_grad(
     wide = _accumulator(y.dtype, y.dtype)
     n = math.prod(y.shape[d] for d in spec.dims)
     bias_rows = max(math.prod(shape) // n, 1)
-    sharing = y.numel() // n // bias_rows  # rows
+    sharing = y.numel() // n // bias_rows  # rows that share a row of the bias
     parts = max(min(sharing // _LEAST_ROWS, _BUSY_ELEMENTS // (n * bias_rows)), 1)
     sums = torch.empty((parts, *shape), dtype=wide if parts > 1 else dtype, device=y.device)
     dx = torch.empty_like(y, dtype=to)
@@ -389,7 +390,7 @@ def _launch_logsumexp_backward(
 
 
 def _laid_out(t: Tensor, like: Tensor) -> Tensor:
-    """With the strides that a result of a kernel has."""
+    """`t` with the strides that a kernel's result would have."""
     like = torch.empty_like(like, dtype=t.dtype)
     return t if t.stride() == like.stride() else like.copy_(t)
 

@@ -1,5 +1,5 @@
-"""Scores: what a softmax is taken of where that is more than its input. The arguments, their checks, and their meaning
-in plain torch arithmetic, which is differentiable to any order.
+"""Scores: the input of a softmax after scale, softcap, bias, alibi and masks. This file has the arguments, their checks
+and the scores in plain torch arithmetic, which is differentiable to any order.
 
 The score of the element x at query q and key k, in this order:
 
@@ -9,9 +9,9 @@ The score of the element x at query q and key k, in this order:
     s = -inf        where `mask` is False, or k is outside q + offset - left ... q + offset + right
     sink            is one more score of the row, which takes probability and has no output
 
-Queries are the last but one dim, keys the last, whichever dim is reduced. Sources: softcap is that of Gemma 2
-(arXiv:2408.00118), alibi of Press, Smith and Lewis (arXiv:2108.12409), the window of Mistral (arXiv:2310.06825), the
-sink of Xiao et al. (arXiv:2309.17453) and, with the value 0, of E. Miller, "Attention is off by one" (2023).
+Queries are the last but one dim and keys the last, whichever dim is reduced. Sources: softcap is from Gemma 2
+(arXiv:2408.00118), alibi from Press, Smith and Lewis (arXiv:2108.12409), the window from Mistral (arXiv:2310.06825),
+the sink from Xiao et al. (arXiv:2309.17453) and, with the value 0, from E. Miller, "Attention is off by one" (2023).
 """
 
 import math
@@ -29,7 +29,7 @@ __all__ = ["ScoreOptions", "Scores", "SideTensors", "check_scores"]
 
 
 class ScoreOptions(TypedDict, total=False):
-    """The keyword arguments by which the functions take scores. `onepass.softmax` describes them."""
+    """The keyword arguments of scores. `onepass.softmax` describes them."""
 
     scale: float | Tensor | None
     bias: Tensor | None
@@ -47,8 +47,8 @@ NAMES = frozenset(ScoreOptions.__annotations__)
 
 
 class SideTensors(NamedTuple):
-    """The tensors beside the input, each None or broadcast by torch's rules: scale, sink against the input with its
-    reduced dims of size 1, bias and mask against the input, alibi against all of its dims but the last two."""
+    """The tensor arguments of scores, or None. They broadcast by torch's rules: bias and mask to the input, scale and
+    sink to the input with reduced dims of size 1, alibi to all dims of the input but the last two."""
 
     scale: Tensor | None = None
     bias: Tensor | None = None
@@ -58,14 +58,14 @@ class SideTensors(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The numbers of a score, as the operators take them."""
+    """The arguments of scores that are numbers, as the operators take them."""
 
-    factor: float = 1.0  # the scale, where that is a number; negative for softmin
+    factor: float = 1.0  # the scale if that is a number; negative for softmin
     softcap: float = 0.0  # 0 is none
-    sink: float = -math.inf  # the sink, where that is a number; -inf is none
-    left: int | None = None  # keys that a query sees before its own; None is all
-    right: int | None = None  # and after it
-    offset: int | None = None  # the key of the first query; None where the last query and the last key meet
+    sink: float = -math.inf  # the sink if that is a number; -inf is none
+    left: int | None = None  # how many keys a query sees before its own; None is all
+    right: int | None = None  # how many keys a query sees after its own; None is all
+    offset: int | None = None  # the key of the first query; None aligns the last query with the last key
     empty_is_zero: bool = False
 
     def has_window(self) -> bool:
@@ -76,7 +76,7 @@ class Scores(NamedTuple):
 
 
 def check_scores(function: str, x: Tensor, dims: list[int], given: Mapping[str, Any]) -> tuple[SideTensors, Scores]:
-    """The arguments, checked: with every message what was got and what is taken."""
+    """The checked arguments. Every error message says what was got and what is taken."""
     for name in given:
         if name not in NAMES:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
@@ -113,7 +113,7 @@ def _as_float(function: str, name: str, value: Any) -> float:
 def _number_or_rows(
     function: str, name: str, value: Any, x: Tensor, dims: list[int], default: float
 ) -> tuple[Tensor | None, float]:
-    """(tensor, number) of an argument that is either, one value per row."""
+    """(tensor, number) of an argument that is a number or a tensor with one value per row."""
     if value is None:
         return None, default
     if not isinstance(value, Tensor):
@@ -128,7 +128,7 @@ def _number_or_rows(
 def _check_tensor(
     function: str, name: str, value: Any, x: Tensor, dtypes: Any, shape: list[int], described: str
 ) -> Tensor:
-    """`value` is a strided tensor of one of the dtypes, on the device of `x`, and broadcasts to `shape`."""
+    """Checks that `value` is a strided tensor of one of `dtypes`, on the device of `x`, and broadcasts to `shape`."""
     if not isinstance(value, Tensor):
         raise TypeError(f"onepass.{function}(): {name} must be a Tensor, got {type(value).__name__}")
     if value.is_nested or value.layout is not torch.strided:
@@ -197,7 +197,7 @@ def _index(function: str, name: str, value: Any) -> int | None:
 
 
 # Arithmetic -----------------------------------------------------------------------------------------------------------
-# `x` and the side tensors are of the dtype that rows are computed in.
+# `x` and the side tensors have the accumulator's dtype.
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def distances(x: Tensor, scores: Scores) -> Tensor:
 
 
 def blocked(x: Tensor, mask: Tensor | None, scores: Scores) -> Tensor | None:
-    """Where an element does not take part, or None where all of them do."""
+    """A bool tensor, True where an element is masked out; None if no element is."""
     out = None if mask is None else ~mask
     if scores.has_window():
         distance = distances(x, scores)

@@ -1,4 +1,4 @@
-"""Where segments are: their offsets, found from an index, and the checks of both."""
+"""`Segments`: the offsets of segments and the order of their items, computed from an index; and checks of both."""
 
 import functools
 from typing import Any
@@ -16,23 +16,24 @@ _sort_kernel = functools.partial(torch._C._dispatch_call_boxed, torch.ops.onepas
 
 
 class Segments:
-    """Where the segments of a dim are, found once and used by any number of calls, in the place of offsets.
+    """The segments of a dim, computed from an index once. Any number of calls take it in place of offsets.
 
     Args:
         index: the segment of each item, int32 or int64, (items), in any order.
-        num_segments: how many there are; without it, one more than the largest of `index`.
+        num_segments: the number of segments; without it, the largest index plus one.
 
     Attributes:
-        offsets: (num_segments + 1), where each segment begins among the items in their order, and where the last ends.
-        order: (items), the items of segment 0, of segment 1 and so on, each by its place; None where they lie so.
-        num_segments: how many segments there are.
+        offsets: (num_segments + 1), where each segment begins among the sorted items, and where the last one ends.
+        order: (items), the permutation that sorts the items by segment: the positions of the items of segment 0, then
+            of segment 1 and so on. None if the items are sorted already.
+        num_segments: the number of segments.
 
-    An index that is sorted needs no order. Both tensors are int32 where that holds the number of items. Items of a
-    segment keep their order, so a result has the same bits from run to run. Calls with millions of small items on a GPU
-    also keep here by which way those move to their order: eight bytes an item.
+    Both tensors are int32 if that holds the number of items. The sort is stable, so a result has the same bits from run
+    to run. Calls with millions of small items on a GPU also cache here how to permute the items in two passes, eight
+    bytes an item (item_route.py).
 
     Raises:
-        TypeError, ValueError: no index, or one that has a segment which does not exist.
+        TypeError, ValueError: `index` is no index, or has a segment that does not exist.
 
     >>> import torch, onepass
     >>> segments = onepass.Segments(torch.tensor([1, 0, 1, 1]))
@@ -57,15 +58,15 @@ class Segments:
 
     @classmethod
     def from_offsets(cls, offsets: Tensor, order: Tensor | None = None) -> "Segments":
-        """Segments by where they begin, and an order if they have one.
+        """Makes Segments from offsets, and an order if the items are not sorted by segment.
 
         Args:
             offsets: as `segment_softmax` takes them.
             order: a permutation of the items, of the dtype of the offsets.
 
         Raises:
-            TypeError, ValueError: offsets that rise not from 0, an order that is no permutation. Both are looked at,
-            which waits for a GPU.
+            TypeError, ValueError: offsets that do not begin at 0 or that decrease; an order that is no permutation.
+            Both are checked, which waits for a GPU.
 
         >>> import torch, onepass
         >>> onepass.Segments.from_offsets(torch.tensor([0, 2, 2, 5])).num_segments
@@ -86,7 +87,7 @@ class Segments:
 
     @classmethod
     def from_lengths(cls, lengths: Tensor) -> "Segments":
-        """Segments that follow each other, by their lengths: integers, none negative, (num_segments).
+        """Makes Segments that follow each other from their lengths: integers, none negative, (num_segments).
 
         >>> import torch, onepass
         >>> onepass.Segments.from_lengths(torch.tensor([2, 0, 3])).offsets
@@ -102,8 +103,8 @@ class Segments:
 
     @property
     def route(self) -> Route | None:
-        """The way of items to the order, which is made when it is first asked for; None while a CUDA graph is captured,
-        whose replays would make it again."""
+        """How to permute items into the order (item_route.py), computed at the first use. None if it is not computed
+        yet while a CUDA graph is captured, because replays of the graph would compute it again."""
         if self._route is None and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             assert self.order is not None
             self._route = route_of(self.order)
@@ -123,7 +124,7 @@ class Segments:
 
 
 def _sort(name: str, index: Tensor, num_segments: int, sorts: bool = True) -> tuple[Tensor, Tensor | None]:
-    """(offsets, order) of an index; no order where it is sorted. With `sorts` off it has to be."""
+    """(offsets, order) of an index. The order is None if the index is sorted, which it must be if `sorts` is False."""
     index = index.contiguous()
     to = _index_dtype(index.numel())
     if index.is_cpu:

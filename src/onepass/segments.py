@@ -1,4 +1,4 @@
-"""Rows of unequal length: softmax and its kin over the segments of a dim, as graphs, packed sequences and sets have."""
+"""Softmax, log_softmax and logsumexp of segments: rows of unequal length, as in graphs, packed sequences and sets."""
 
 from functools import partial
 from typing import Any
@@ -50,38 +50,40 @@ def segment_softmax(
     check: bool = False,
     engine: str = "auto",
 ) -> Tensor:
-    """The softmax of each segment of a dim, whatever their lengths, each element read once and written once.
+    """The softmax of each segment of a dim, of any lengths. Each element is read once and written once.
 
-    All other dims, heads for example, lie side by side: each place of theirs has a softmax of its own. A segment may be
-    empty, or as long as the dim. Segments are given in one of three ways.
+    A segment is a run of neighbouring items of `dim`. It may be empty, or as long as the dim. Each position in the
+    other dims, heads for example, has a softmax of its own. Segments are given by `offsets`, `index` or `lengths`.
 
     Args:
         x: a tensor of any shape and strides, float64, float32, float16 or bfloat16.
-        offsets: where segments begin, and where the last one ends: int32 or int64, (segments + 1), from 0 to the size
-            of `dim`. Or `Segments`, which an index in any order has made.
-        dim: the ragged dim. With lengths it is by default the dim behind theirs.
+        offsets: where each segment begins and the last one ends: int32 or int64, (segments + 1), from 0 to the size of
+            `dim`. Or an `onepass.Segments`, made from an index in any order.
+        dim: the ragged dim, 0 by default. With lengths the default is the first dim after those of lengths.
         index: the segment of each item, int32 or int64, (items), sorted.
-        num_segments: how many segments an index has; without it, one more than the last, for which a GPU is waited.
-        lengths: of padded rows, int32 or int64, of the shape of the leading dims of x: so many of the items of `dim`
-            belong to the row. The others are 0 in the result (of log_softmax -inf), and so is all of a row in which no
-            score is above -inf.
-        scale: a number that x is multiplied by before.
-        bias: a tensor that is added to that, of a floating dtype; it broadcasts to the shape of x.
+        num_segments: the number of segments of an index. Without it, the last index plus one, which makes the CPU wait
+            for the GPU.
+        lengths: for padded rows: how many items of `dim` each row has, int32 or int64, of the shape of the leading
+            dims of x. The items after them (padding) are 0 in the result, -inf for log_softmax. So is a whole row if
+            it has no score above -inf.
+        scale: a number that x is multiplied by first.
+        bias: a tensor to add after the scale, of a floating dtype. It broadcasts to the shape of x.
         dtype: the result's dtype. x is rounded to it first. Half types are computed in float32.
-        out: takes the result: the shape of x, the result's dtype; x itself for in place. It is never resized.
-        check: on a GPU, whether to look at offsets and index before anything is launched, which waits for it. Without
-            it wrong ones give results without meaning, and nothing outside of a tensor is read or written. On a CPU
-            they are always looked at.
+        out: the tensor to write to, of the shape of x and the result's dtype. It may be x itself (in-place). It is
+            never resized.
+        check: whether to check offsets and index on a GPU before the launch, which waits for the GPU. Unchecked wrong
+            values give meaningless results, but nothing outside of the tensors is read or written. On a CPU they are
+            always checked.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
 
     Returns:
-        A tensor of the shape and layout of x. Infinities and NaNs are as `onepass.softmax` has them in a row alone.
+        A tensor of the shape and layout of x. Infinities and NaNs act as in a row of `onepass.softmax`.
 
     Raises:
-        ValueError: offsets that fall, or do not go from 0 to the size of `dim`; an index that is not sorted, or has a
-        segment that does not exist; shapes that do not go together; segments given twice or not at all. TypeError: no
-        tensors, or dtypes of indices that are not taken. RuntimeError: two devices, an `out` that cannot be.
-        IndexError: no such dim. NotImplementedError: a dtype or layout that is not served, a scale that is a tensor.
+        ValueError: offsets that decrease, or do not go from 0 to the size of `dim`; an index that is not sorted, or has
+        a segment that does not exist; shapes that do not match; segments given in two ways or not at all. TypeError: an
+        argument is no tensor, or indices have an unsupported dtype. RuntimeError: two devices, an `out` that cannot be
+        used. IndexError: no such dim. NotImplementedError: an unsupported dtype or layout, a scale that is a tensor.
 
     >>> import torch, onepass
     >>> x = torch.tensor([0.0, 0.0, 1.0, 2.0, 3.0])
@@ -112,7 +114,7 @@ def segment_log_softmax(
     check: bool = False,
     engine: str = "auto",
 ) -> Tensor:
-    """The logarithms of `segment_softmax`, whose arguments and errors it has.
+    """The logarithm of `segment_softmax`, with the same arguments and errors.
 
     >>> import torch, onepass
     >>> onepass.segment_log_softmax(torch.zeros(5), torch.tensor([0, 1, 5]))
@@ -137,11 +139,11 @@ def segment_logsumexp(
     check: bool = False,
     engine: str = "auto",
 ) -> Tensor:
-    """log(sum(exp(x))) of each segment. Arguments and errors are those of `segment_softmax`; `out` may not be x.
+    """log(sum(exp(x))) of each segment. Arguments and errors are as in `segment_softmax`, but `out` may not be x.
 
     Returns:
-        A tensor of the shape of x, with the segments in the place of the items; of padded rows without `dim`. It is
-        -inf for an empty segment.
+        A tensor of the shape of x, but with the number of segments as the size of `dim`, or without `dim` if lengths
+        are given. It is -inf for an empty segment.
 
     >>> import torch, onepass
     >>> onepass.segment_logsumexp(torch.zeros(5), torch.tensor([0, 1, 1, 5]))
@@ -166,11 +168,11 @@ def segment_state(
 ) -> State:
     """The state of each segment, the maximum m and l = sum(exp(x - m)), in one read. `onepass.merge` merges states.
 
-    Arguments and errors are those of `segment_softmax`.
+    Arguments and errors are as in `segment_softmax`.
 
     Returns:
-        A `State(m, l)`, float64 for float64 and float32 for all else, of the shape that `segment_logsumexp` gives. That
-        of an empty segment is (-inf, 0).
+        A `State(m, l)` of the shape that `segment_logsumexp` returns, float64 for float64 and float32 for all other
+        dtypes. The state of an empty segment is (-inf, 0).
 
     >>> import torch, onepass
     >>> onepass.segment_state(torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 3, 3]))
@@ -227,7 +229,7 @@ def _call(
         offsets = offsets if offsets.is_contiguous() else offsets.contiguous()
     if _functorch.is_batchedtensor(offsets) or (order is not None and _functorch.is_batchedtensor(order)):
         raise NotImplementedError(f"onepass.{name}(): vmap takes one set of segments for the whole batch")
-    # The kernels of the CPU engine look at them; a transform may not go by these.
+    # The kernels of the CPU engine check offsets themselves, but a call under a transform may not reach these kernels.
     if (_is_transformed() if x.is_cpu else check) and not torch.compiler.is_compiling():
         check_values(name, offsets, x.shape[dim])
     if order is not None and order.shape[0] != x.shape[dim]:
@@ -242,10 +244,10 @@ def _call(
         if torch.compiler.is_compiling() or _dispatch_modes() or _function_modes():
             return out.copy_(segment_call(x, offsets, order, _expanded(bias, x), spec))
         _check_memory(name, x, out, spec.reduces, offsets, order, bias)
-    if spec.reduces and dtype is not None:  # its gradient comes from what was rounded
+    if spec.reduces and dtype is not None:  # the gradient is computed from the rounded input
         x = x.to(dtype) if x.dtype not in HALF_DTYPES or dtype is not torch.float32 else x
     if factor == 0:
-        x, spec = x * 0, spec._replace(factor=1.0)  # of which the gradient of the scores is no quotient
+        x, spec = x * 0, spec._replace(factor=1.0)  # the gradient of a bias is that of x divided by the factor
     call = partial(segment_call, x, offsets, order, _expanded(bias, x), spec)
     if segments is not None and _is_eager(x, offsets, order) and moves(x, order, bias, spec):
         route = segments.route
@@ -259,8 +261,8 @@ def _call(
 
 
 def _expanded(bias: Tensor | None, x: Tensor) -> Tensor | None:
-    """The bias as the operators take it. One that is broadcast has the accumulator's dtype, in which its gradient is
-    added up."""
+    """The bias as the operators take it. A bias that broadcasts is cast to the accumulator's dtype, so that its
+    gradient is summed in that dtype."""
     if bias is None or (bias.dtype is x.dtype and bias.shape == x.shape):
         return bias
     return bias.to(_accumulator(x.dtype, x.dtype)).expand(x.shape)
