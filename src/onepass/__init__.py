@@ -40,9 +40,9 @@ __all__ = [
     "warmup",
 ]
 
-# `import onepass` registers the operators at once. The command line alone waits until one of the names below is asked
-# for: importing torch takes 2 s, and `onepass --help` needs none of it. `python -m onepass` runs this file before any
-# other of the package; sys.argv[0] is then "-m".
+# `import onepass` registers the operators at once. Only the command line delays this until one of the names below is
+# used: importing torch takes 2 s, and `onepass --help` does not need it. `python -m onepass` runs this file before any
+# other file of the package; sys.argv[0] is then "-m".
 _WAITS = "_WAITS" not in globals() and (
     "onepass_launcher" in sys.modules or (sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == __name__)
 )

@@ -1,10 +1,10 @@
-"""Calls of losses, of segments and with scores as `explain` and `warmup` name them: a function, and options that a call
-is given."""
+"""Names of calls of losses, of segments and with scores in `explain` and `warmup`: a function, and the options (the
+arguments of the call that select another kernel)."""
 
 from collections.abc import Iterable, Sequence
 
-# What makes other kernels of a call's: its arguments, and the kinds of its tensors. "probabilities": a target that has
-# them in the place of classes. "order": segments whose items do not lie in their order.
+# The arguments, and kinds of tensors, that select another kernel. "probabilities": the target has class probabilities
+# in place of classes. "order": the items are not sorted by segment.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "cross_entropy": ("weight", "label_smoothing", "softcap", "return_lse", "probabilities"),
     "log_prob": ("temperature", "return_entropy"),
@@ -19,12 +19,12 @@ OPTIONS |= dict.fromkeys(SCORED, ("scale", "bias", "mask", "causal", "alibi", "s
 
 
 def is_call(function: str, options: Sequence[str]) -> bool:
-    """Whether a function is that of a loss or of segments, or has scores."""
+    """Whether a function is a loss or a function of segments, or its options are of scores."""
     return function in OPTIONS and (function not in SCORED or any(option in OPTIONS[function] for option in options))
 
 
 def check_options(caller: str, functions: Iterable[str], options: Sequence[str]) -> None:
-    """Each option is one of some function."""
+    """Raises ValueError for an option that none of the functions has."""
     if isinstance(options, str):
         raise TypeError(f"onepass.{caller}(): options takes a sequence of names, got {options!r}")
     known = {option: None for function in functions for option in OPTIONS.get(function, ())}
@@ -35,5 +35,5 @@ def check_options(caller: str, functions: Iterable[str], options: Sequence[str])
 
 
 def words(function: str, options: Sequence[str]) -> str:
-    """A call as `native` takes it: the function and those of the options that it has."""
+    """A call as `native` takes it: the function, and the options that the function has."""
     return " ".join((function, *(option for option in OPTIONS[function] if option in options)))

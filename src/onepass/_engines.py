@@ -1,4 +1,4 @@
-"""Which engine serves a device, and why another does not."""
+"""Which engine serves a device, and the reason if an engine cannot."""
 
 import functools
 
@@ -9,8 +9,8 @@ from . import triton as triton_engine
 from .tables import load_once
 
 ENGINES = ("cpu", "cuda", "triton")
-# The devices whose tensors "auto" gives to the native core, by Tensor.get_device(): -1 is the CPU, and a CUDA device
-# comes in with its first call. What is in here needs no more asking.
+# The devices for which "auto" is known to be a native engine, by Tensor.get_device(): -1 is the CPU. A CUDA device is
+# added at its first call. For devices in this set the engine need not be resolved again.
 _ready_devices = {-1}
 
 
@@ -36,7 +36,7 @@ def _cuda_unavailable(index: int | None) -> str | None:
 
 
 def unavailable(engine: str, device: torch.device) -> str | None:
-    """None where `engine` can serve tensors of `device`, else the reason why it cannot, in a sentence."""
+    """None if `engine` can serve tensors of `device`, else a sentence with the reason why it cannot."""
     if engine == "triton":
         return triton_engine.unavailable(device)
     if engine == "cuda" and device.type == "cuda":
@@ -49,7 +49,7 @@ def _best(device: torch.device) -> str:
     if device.type in ("cpu", "meta"):
         return "cpu"
     reasons = {}
-    for engine in ("cuda", "triton"):  # one after the other: asking about Triton imports it, 0.12 s
+    for engine in ("cuda", "triton"):  # Triton last: checking it imports it, which takes 0.12 s
         reason = unavailable(engine, device)
         if reason is None:
             if engine == "cuda":
@@ -67,15 +67,15 @@ def _auto(device: torch.device) -> str:
 
 
 def _refusal(engine: str, device: torch.device) -> str | None:
-    """As `unavailable`, for a call that is to follow: the CUDA engine then has the tables of its GPU."""
+    """As `unavailable`, before a call: it also loads the tables of the GPU into the CUDA engine."""
     reason = unavailable(engine, device)
     if reason is None and engine == "cuda":
         load_once(device.index)
     return reason
 
 
-# So that a graph is traced around these questions, not through them: what torch.compiler.assume_constant_result sets,
-# but without importing the whole compiler for it (2.7 s).
+# Makes Dynamo take the results of these functions as constants and not trace into them. This is the attribute that
+# torch.compiler.assume_constant_result sets, without the 2.7 s that importing the compiler takes.
 _auto._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -83,8 +83,8 @@ _refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def resolve(engine: str, device: torch.device) -> str:
     """The engine that serves a call: "cpu", "cuda" or "triton".
 
-    Raises ValueError for an unknown name, and for a file of tables (`onepass tune`) that is wrong; RuntimeError where a
-    named engine cannot run, with the reason.
+    Raises ValueError for an unknown name, and for a file of tables (`onepass tune`) that is wrong. Raises RuntimeError,
+    with the reason, if a named engine cannot run.
     """
     if engine == "auto":
         return _auto(device)
@@ -97,7 +97,7 @@ def resolve(engine: str, device: torch.device) -> str:
 
 
 def engines() -> dict[str, str | None]:
-    """What each engine can do here: its name -> None where it is usable, else the reason why not.
+    """The engines and whether they can run here: name -> None if the engine is usable, else the reason why not.
 
     >>> import onepass
     >>> onepass.engines()["cpu"] is None

@@ -1,4 +1,4 @@
-"""`explain`: the plan of a call in words."""
+"""`explain` describes the plan of a call."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,10 +33,10 @@ Place = tuple[torch.device | None, KnownDevice | None]  # a real device, and its
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plan of a call. `str()` of it is for reading, `as_dict()` for programs.
+    """The plan of a call. `str()` returns it as text, `as_dict()` as data.
 
-    bytes: read + written, each element once. bandwidth_gbs: what a copy reaches on the device, in 1e9 bytes a second.
-    copy_us: the time a copy of these bytes would take, in microseconds, launch not counted.
+    bytes: read + written, each element once. bandwidth_gbs: the bandwidth of a copy on the device, in 1e9 bytes a
+    second. copy_us: the time a copy of as many bytes would take, in microseconds, without the launch.
     """
 
     function: str
@@ -90,8 +90,8 @@ def _bandwidth(device: torch.device | None, entry: KnownDevice | None, given: fl
 
 
 def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | None, sm_count: int | None) -> GpuModel:
-    """The GPU that a plan is for: the device, with given facts instead of its own; without a device, the GPU
-    of the tables."""
+    """The GPU that a plan is for: the device, or `entry` or an H200 if there is no CUDA device. `arch` and `sm_count`
+    replace its own numbers if they are given."""
     if device is not None and device.type == "cuda" and torch.cuda.is_available():
         gpu = gpu_model(device.index)
     else:
@@ -102,7 +102,7 @@ def _gpu_of(device: torch.device | None, entry: KnownDevice | None, arch: int | 
 
 
 def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.device | None, KnownDevice | None, str]:
-    """(a real device or None, its entry in the table or None, its name). `gpu`: the call is one on a GPU."""
+    """(a real device or None, its entry in the table or None, its name). `gpu`: whether the call is on a GPU."""
     if device is None:
         device = tensor.device if tensor is not None else "cuda" if gpu or torch.cuda.is_available() else "cpu"
     if isinstance(device, str) and (entry := known(device)):
@@ -120,7 +120,7 @@ def _parse_device(device: Any, tensor: Tensor | None, gpu: bool) -> tuple[torch.
 
 
 def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, notes: list[str]) -> str:
-    """The engine of the plan, "none" for a meta tensor; raises as the call would."""
+    """The engine of the plan, or "none" for a meta tensor. Raises the errors that the call would raise."""
     if engine not in ("auto", *ENGINES):
         raise ValueError(f"onepass: engine must be 'auto', 'cpu', 'cuda' or 'triton', got {engine!r}")
     amd = entry is not None and entry.compute is None
@@ -141,7 +141,7 @@ def _engine(engine: str, real: torch.device | None, entry: KnownDevice | None, n
 
 
 def _properties(device: torch.device | None, entry: KnownDevice | None) -> Any:
-    """What the plans of Triton ask about a GPU."""
+    """The properties of a GPU that the plans of Triton use."""
     here = device is not None and device.type == "cuda" and _is_here(device)
     return torch.cuda.get_device_properties(device) if here else entry
 
@@ -149,7 +149,7 @@ def _properties(device: torch.device | None, entry: KnownDevice | None) -> Any:
 def _native_plan(
     gpu: GpuModel, function: str, x: Tensor, y_type: torch.dtype, dims: list[int], address: int, out: Tensor | None
 ) -> dict[str, Any]:
-    """The plan on that GPU or, where its compute capability is 0, that of the CPU engine."""
+    """The plan on that GPU, or the CPU engine's if the compute capability is 0."""
     if function in REDUCTIONS:
         contiguous = torch.empty(reduced_shape(x.shape, dims, True), device="meta").stride()
         y_strides: Sequence[int] = [0 if i in dims else s for i, s in enumerate(contiguous)]
@@ -176,31 +176,31 @@ def explain(
     sm_count: int | None = None,
     out: Tensor | None = None,
 ) -> Explanation:
-    """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of them would take.
+    """The plan of a call: engine, tier, launch numbers, bytes moved, the time a copy of as many bytes would take.
 
     Args:
-        x: the input, or its sizes (then contiguous, with `dtype`, on `device`). Of a loss: the logits; those of a
-            second tensor are taken to lie alike.
-        dim: as in the function explained. A cross-entropy has its classes in the dim that the function itself takes.
-        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state"; a loss, "cross_entropy", "log_prob",
-            "entropy" or "kl_div"; or of segments, "segment_softmax", "segment_log_softmax", "segment_logsumexp" or
-            "segment_state".
-        options: what a call of a loss or of segments is given besides, where that makes another kernel of it: of
-            cross_entropy "weight", "label_smoothing", "softcap", "return_lse" and "probabilities" (the target); of
-            the others "temperature"; of log_prob "return_entropy" too; of segments "bias" and "order" (an index that is
-            not sorted). Of a softmax and its kin its scores: "scale" (a number), "bias" and "mask" (of x's layout),
-            "causal" (any window), "alibi", "softcap", "sink" and "empty" (as "zero").
-        segments: how many there are.
-        dtype: with sizes, the input's dtype; float32 by default.
-        out_dtype: the `dtype=` of the call, where it has one; float32 for a half tensor under torch.autocast.
-        device: where the call would be, in place of the tensor's own: "cpu", "cuda:0", or a known GPU, which need not
-            be here: a100, h100, h200, b200, l4, rtx4090, mi300x.
-        engine: as in the function explained.
-        bandwidth: what a copy reaches, in 1e9 bytes a second, where it is not to be looked up or measured.
+        x: the input, or its sizes for a contiguous tensor of `dtype` on `device`. For a loss, the logits; a second
+            tensor of logits is assumed to have the same layout.
+        dim: the `dim=` of the call. For cross_entropy the dim of the classes is always the one that the function takes.
+        function: "softmax", "log_softmax", "softmin", "logsumexp" or "state"; or a loss, "cross_entropy", "log_prob",
+            "entropy" or "kl_div"; or a function of segments, "segment_softmax", "segment_log_softmax",
+            "segment_logsumexp" or "segment_state".
+        options: the other arguments of the call that select another kernel. For cross_entropy: "weight",
+            "label_smoothing", "softcap", "return_lse" and "probabilities" (the target). For other losses:
+            "temperature", and for log_prob "return_entropy" too. For segments: "bias" and "order" (an index that is not
+            sorted). For softmax, log_softmax, softmin and logsumexp, the scores: "scale" (a number), "bias" and "mask"
+            (of x's layout), "causal" (any window), "alibi", "softcap", "sink" and "empty" (empty="zero").
+        segments: the number of segments.
+        dtype: the input's dtype if x is given as sizes; float32 by default.
+        out_dtype: the `dtype=` of the call, if it has one; float32 for a half tensor under torch.autocast.
+        device: the device of the call, in place of the tensor's: "cpu", "cuda:0", or a known GPU, which need not be in
+            this machine: a100, h100, h200, b200, l4, rtx4090, mi300x.
+        engine: the `engine=` of the call.
+        bandwidth: the bandwidth of a copy, in 1e9 bytes a second, if it should not be looked up or measured.
         arch, sm_count: compute capability (80 for 8.0) and number of multiprocessors of the GPU that the plan is for,
-            where it is another than the device's.
-        out: the `out=` of the call, of a softmax, log_softmax or softmin, of segments too. Its layout may decide how
-            the call goes.
+            if they should differ from the device's.
+        out: the `out=` of the call, for softmax, log_softmax or softmin, also of segments. The plan may depend on its
+            layout.
 
     Raises:
         ValueError, TypeError, IndexError, RuntimeError: as the call itself would.
@@ -270,7 +270,7 @@ def explain(
         tier, launch = _describe(chosen, plan, function, shaped, y_type, (real, entry), notes)
         if chosen == "cuda" and launch:
             notes.append(note(native.tables(chip.name)["origin"], chip.name))
-    if gpu is not None and not gpu.name:  # another GPU, of which no more is known
+    if gpu is not None and not gpu.name:  # `arch` or `sm_count` differ: a GPU of which no more is known
         real = entry = None
     gbs, why = _bandwidth(real, entry, bandwidth) if chosen != "none" else (None, "")
     notes += [why] if why else []
@@ -316,7 +316,7 @@ _STREAMED = {
 def _describe(
     engine: str, plan: dict[str, Any], function: str, x: Tensor, y_type: torch.dtype, place: Place, notes: list[str]
 ) -> tuple[str, dict[str, int | str]]:
-    """(tier, launch numbers) of the chosen engine. Adds notes."""
+    """(tier, launch numbers) of the chosen engine. Appends to `notes`."""
     if engine == "none":
         return "none", {}
     if plan["rows"] == 0 or plan["n"] == 0:

@@ -1,4 +1,4 @@
-"""What `explain` says of calls of losses, of segments and with scores."""
+"""`explain` for calls of losses, of segments and with scores."""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from .triton import loss as triton_loss
 from .triton import segments as triton_segments
 from .validation import HALF_DTYPES, Default, check_dtype, reduces_to, result_dtype, wrap_dims
 
-_INDEX_BYTES = 8  # of a class; of where a segment begins, at most
+_INDEX_BYTES = 8  # bytes of a class, and at most of an offset of segments
 
 
 def check_call(
     function: str, x: Tensor, dim: Any, out_dtype: torch.dtype | None, segments: int | None
 ) -> tuple[Tensor, list[int], torch.dtype]:
-    """The input as its kernel takes it, the dim of the classes or of the items, and the dtype of the result; raises as
-    the call would."""
+    """The input as its kernel takes it, the dim of the classes or of the items, and the dtype of the result. Raises the
+    errors that the call would raise."""
     if not isinstance(dim, int):
         raise TypeError(f"onepass.explain(): {function} takes one dim, got {dim!r}")
     if function in SCORED:
@@ -76,8 +76,8 @@ def describe_call(
     properties: Any,
     notes: list[str],
 ) -> tuple[str, dict[str, Any], int]:
-    """(tier, launch numbers, bytes) of the chosen engine, as explain() has them of a softmax. Adds notes. `call` is
-    what `native.call_plan` takes."""
+    """(tier, launch numbers, bytes) of the chosen engine, as explain() has them for a softmax. Appends to `notes`.
+    `call` is the name that `native.call_plan` takes."""
     if engine == "none":
         return "none", {}, 0
     moved = _bytes(call, x, dim, y_type, segments)
@@ -111,7 +111,7 @@ def describe_call(
 
 
 def _result_strides(call: str, x: Tensor, dim: int, segments: int | None, out: Tensor | None) -> Sequence[int]:
-    """Of a result of segments, without the planes of a state, or of scores. Losses have none that counts."""
+    """The strides of a result of segments (without the planes of a state) or of scores. Plans of losses use none."""
     if out is not None:
         return out.stride()
     if call.split()[0] == "logsumexp":
@@ -126,7 +126,7 @@ def _result_strides(call: str, x: Tensor, dim: int, segments: int | None, out: T
 
 
 def _bytes(call: str, x: Tensor, dim: int, y_type: torch.dtype, segments: int | None) -> int:
-    """What a call reads and writes, each element once, but for weights of classes, which are few."""
+    """The bytes that a call reads and writes, each element once. Class weights are few and not counted."""
     function, *options = call.split()
     size, of_x = y_type.itemsize, x.numel() * x.element_size()
     rows = math.prod(n for d, n in enumerate(x.shape) if d != dim)

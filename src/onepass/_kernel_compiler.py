@@ -13,12 +13,12 @@ import torch
 
 from . import native
 
-_KERNELS_PER_PROCESS = 12  # fewer do not pay for a process: it takes 2 s to start, a kernel 0.15 s to compile
+_KERNELS_PER_PROCESS = 12  # fewer are not worth a process, which takes 2 s to start; a kernel compiles in 0.15 s
 _MAX_PROCESSES = 16
 
 
 class Kernel(NamedTuple):
-    """The arguments by which `native` compiles a kernel."""
+    """The arguments with which `native` compiles a kernel."""
 
     function: str
     x_type: torch.dtype
@@ -28,16 +28,16 @@ class Kernel(NamedTuple):
 
 
 def compile_all(kernels: Sequence[Kernel], arch: int, ignore_errors: bool = False) -> Iterator[Kernel]:
-    """Compile the kernels for compute capability `arch`, 90 for 9.0; gives each when it is in the disk cache.
+    """Compile the kernels for compute capability `arch` (90 for 9.0). Yields each kernel when it is in the disk cache.
 
-    With `ignore_errors` a kernel that does not compile is passed over. Otherwise its error is raised.
+    With `ignore_errors` a kernel that does not compile is skipped. Otherwise its error is raised.
     """
     count = min(len(os.sched_getaffinity(0)), -(-len(kernels) // _KERNELS_PER_PROCESS), _MAX_PROCESSES)
     left = dict(enumerate(kernels))
     if count >= 2 and sys.executable:
         for number in _compile_in_processes(kernels, arch, count):
             yield left.pop(number)
-    for kernel in left.values():  # those that a process could not compile raise the error with its whole message here
+    for kernel in left.values():  # a kernel that a process could not compile raises its whole error message here
         with contextlib.suppress(*([RuntimeError] if ignore_errors else [])):
             compile_one(kernel, arch)
         yield kernel
@@ -49,7 +49,7 @@ def compile_one(kernel: Kernel, arch: int) -> None:
 
 
 def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> Iterator[int]:
-    """Gives the number of each kernel that one of `count` processes has compiled: all write into one pipe."""
+    """Yields the number of each kernel that one of `count` processes has compiled. All processes write to one pipe."""
     jobs = [
         (number, k.function, *map(native.DTYPES.index, (k.x_type, k.y_type)), k.which, k.plan)
         for number, k in enumerate(kernels)
@@ -73,8 +73,8 @@ def _compile_in_processes(kernels: Sequence[Kernel], arch: int, count: int) -> I
 
 
 def work(arch: int) -> None:
-    """What a process does: compiles the kernels that its input lists."""
+    """The main function of a process: compiles the kernels that its standard input lists."""
     for number, function, x, y, which, plan in json.load(sys.stdin):
         with contextlib.suppress(RuntimeError):
             compile_one(Kernel(function, native.DTYPES[x], native.DTYPES[y], which, plan), arch)
-            os.write(sys.stdout.fileno(), b"%d\n" % number)  # at once, so that no other process writes in between
+            os.write(sys.stdout.fileno(), b"%d\n" % number)  # one write, so that no other process writes in between

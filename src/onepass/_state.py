@@ -1,4 +1,4 @@
-"""The state of a row, by which it is computed in parts: the merge of two states, and the results that one gives."""
+"""The state of a row, for rows that are computed in parts: merging two states, and computing results from a state."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class State(NamedTuple):
     def logsumexp(self) -> Tensor:
         """m + log(l), the logsumexp of the rows, in the dtype of the state.
 
-        -inf for a row of all -inf or of nothing, +inf for one with a +inf, NaN for one with a NaN.
+        -inf for a row that is all -inf or empty, +inf for a row with a +inf, NaN for a row with a NaN.
 
         >>> import torch, onepass
         >>> onepass.state(torch.zeros(2, 10)).logsumexp()
@@ -66,24 +66,25 @@ def state(
     """The state of every row: the maximum m over `dim`, and l = sum(exp(input - m)), in one read of the input.
 
     Args:
-        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16; integers are taken as
-            the default dtype.
+        input: a strided tensor of any shape and strides, float64, float32, float16 or bfloat16. Integers are converted
+            to the default dtype.
         dim: the dim to reduce, or a tuple of dims.
         keepdim: whether the result keeps the reduced dims, with size 1.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
         axis, keepdims: other names of `dim` and `keepdim`.
 
     Returns:
-        A `State(m, l)`, float64 for float64 and float32 for all else; m and l share one storage. A row of all -inf,
-        and an empty one, is (-inf, 0); one with a +inf is (inf, inf); where a row holds a NaN, l is NaN and m the
-        maximum of its other elements (-inf if there is none).
+        A `State(m, l)`, float64 for float64 and float32 for all other dtypes. m and l share one storage. The state of a
+        row that is all -inf or empty is (-inf, 0), that of a row with a +inf is (inf, inf). If a row has a NaN, l is
+        NaN and m is the maximum of its other elements (-inf if there is none).
 
-        Its gradient is that of m = torch.amax(input), evenly shared among equal maxima, and of l = sum(exp(input - m)),
+        The gradient is that of m = torch.amax(input), evenly shared among equal maxima, and of l = sum(exp(input - m)),
         where an infinite m is a constant.
 
     Raises:
-        IndexError: `dim` is out of range. RuntimeError: a dim twice, an engine that cannot run. NotImplementedError: a
-        dtype or layout that is not served. TypeError, ValueError: an argument of the wrong kind, an unknown engine.
+        IndexError: `dim` is out of range. RuntimeError: a dim is given twice, or the engine cannot run.
+        NotImplementedError: an unsupported dtype or layout. TypeError, ValueError: an argument of the wrong kind, an
+        unknown engine.
 
     Source: Milakov & Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
 
@@ -96,24 +97,26 @@ def state(
     keepdim = check_keepdim("state", keepdim, keepdims)
     spec = Spec("state", dims, None, keepdim, resolve(engine, input.device))
     planes = call(input if input.dtype in FLOATS else input.to(torch.get_default_dtype()), spec)
-    return State(planes[0], planes[1])  # a select takes longer
+    return State(planes[0], planes[1])  # indexing is faster than select()
 
 
 def merge(a: State, b: State) -> State:
-    """The state of two parts of a row together, from that of each: elementwise, for every row at once.
+    """The state of two parts of a row together, from the state of each part: elementwise, for every row at once.
 
-    It is associative and commutative up to rounding, and (-inf, 0) is its identity, so the parts of a row may be merged
-    in any order: `functools.reduce(onepass.merge, parts)`.
+    Merging is associative and commutative up to rounding, and (-inf, 0) is its identity. So the parts of a row may be
+    merged in any order: `functools.reduce(onepass.merge, parts)`.
 
     Args:
         a, b: two states, or pairs (m, l), of floating tensors on one device, whose shapes broadcast.
 
     Returns:
         State(m, l) with m = max(a.m, b.m) and l = a.l * exp(a.m - m) + b.l * exp(b.m - m), where an infinite m is not
-        subtracted: (-inf, 0) with itself stays what it is, a +inf in either gives (inf, inf), a NaN in either l a NaN.
+        subtracted: (-inf, 0) merged with itself is (-inf, 0). A +inf in either m gives (inf, inf). A NaN in either l
+        gives NaN.
 
     Raises:
-        TypeError: not a pair of floating tensors. ValueError: shapes that do not broadcast. RuntimeError: two devices.
+        TypeError: an argument is no pair of floating tensors. ValueError: shapes that do not broadcast. RuntimeError:
+        two devices.
 
     >>> import torch, onepass
     >>> x = torch.randn(4, 1000)
@@ -133,7 +136,7 @@ def merge(a: State, b: State) -> State:
             f"{list(b_m.shape)}, {list(b_l.shape)}"
         ) from None
     m = torch.maximum(a_m, b_m)
-    base = m.masked_fill(m.isinf(), 0)  # so that -inf - -inf never happens, nor inf - inf
+    base = m.masked_fill(m.isinf(), 0)  # avoids -inf - -inf and inf - inf, which are NaN
     return State(m, a_l * (a_m - base).exp() + b_l * (b_m - base).exp())
 
 
@@ -146,29 +149,29 @@ def finish(
     dtype: torch.dtype | None = None,
     engine: str = "auto",
 ) -> Tensor:
-    """The results of some elements of rows whose state is known: of a chunk of a stream, of one part of a row.
+    """The softmax of a part of each row, for example of a chunk of a stream, from the state of the whole rows.
 
     With the state of whole rows from `onepass.state` and `onepass.merge`, the chunks of a row need not be in memory
-    together. Each is read twice, once for the state and once here.
+    together. Each chunk is read twice, once for the state and once here.
 
     Args:
-        input: elements of the rows, as many as there are: a strided tensor, float64, float32, float16 or bfloat16;
-            integers with `dtype`.
-        state: the `State` of the whole rows, or a pair (m, l). It has the shape of the input without the dims, or with
-            size 1 in them.
-        function: "softmax", "log_softmax" or "logsumexp", for which the input gives the dtype alone.
+        input: a part of each row, of any length: a strided tensor, float64, float32, float16 or bfloat16, or integers
+            with `dtype`.
+        state: the `State` of the whole rows, or a pair (m, l). It has the shape of the input without the reduced dims,
+            or with size 1 there.
+        function: "softmax", "log_softmax" or "logsumexp". For "logsumexp" only the dtype of the input is used.
         dim: the dim of the rows, or a tuple of dims.
-        dtype: the result's dtype. The input is rounded to it first, as `onepass.softmax` does.
+        dtype: the result's dtype. The input is rounded to it first, as in `onepass.softmax`.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
 
     Returns:
         exp(input - m) / l or input - m - log(l), of the input's shape and layout, or m + log(l), of the state's shape.
-        An element of -inf is 0 or -inf; a row of which all is -inf or one is +inf is NaN, as in `onepass.softmax`. It
-        has a gradient in the input and in the state.
+        For an element of -inf the softmax is 0 and the log_softmax -inf. A row that is all -inf or has a +inf is NaN,
+        as in `onepass.softmax`. The result has gradients for the input and for the state.
 
     Raises:
-        ValueError: an unknown function, a state of another shape. TypeError: no pair of floating tensors. RuntimeError:
-        two devices, an engine that cannot run. All else as `onepass.softmax`.
+        ValueError: an unknown function, a state of another shape. TypeError: the state is no pair of floating tensors.
+        RuntimeError: two devices, an engine that cannot run. Also the errors of `onepass.softmax`.
 
     Source: Milakov & Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867).
 
@@ -204,7 +207,7 @@ def finish(
     wide = _accumulator(to, to)
     if function == "logsumexp":
         return (m.to(wide) + l.to(wide).log()).to(to)
-    if to is not torch.float32 or input.dtype not in HALF_DTYPES:  # half types become float32 in the same pass
+    if to is not torch.float32 or input.dtype not in HALF_DTYPES:  # kernels convert half types to float32 themselves
         input = input.to(to)
     x = input if input.dim() else input.unsqueeze(0)
     m, l = (t.to(wide).reshape(kept or [1]) for t in (m, l))

@@ -1,4 +1,4 @@
-"""`warmup`: compiles and loads every kernel that a plan may choose, before the first call needs it."""
+"""`warmup` compiles and loads every kernel that a plan may choose, before the first call needs it."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from ._kernel_compiler import Kernel, compile_all
 from .segment_ops import _fuses
 from .validation import FLOATS, HALF_DTYPES, reduces_to, result_dtype
 
-Progress = Callable[[int, int], None]  # (done, of how many)
+Progress = Callable[[int, int], None]  # (done, total)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -27,41 +27,43 @@ def warmup(
     arch: int | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Compile and load every CUDA kernel that contiguous rows may ask for, so that no later call waits for one.
+    """Compile and load every CUDA kernel that calls with contiguous rows may need, so that no later call waits for one.
 
-    Contiguous rows: over the last dim of a contiguous tensor, which may be a view that begins at any element; the
-    result fresh, or in place; few rows or many. With `all_dims`, over its other dims, one or several, too: any
-    number of columns of the same tensors. Kernels come from a package of kernels or the disk cache where these have
-    them, else from NVRTC, in several processes where there are many (NVRTC compiles one at a time in a process).
+    Contiguous rows means a call over the last dim of a contiguous tensor, which may be a view that begins at any
+    element. The result is a new tensor or in-place, and there may be few rows or many. With `all_dims` it includes
+    calls over one or several other dims of such a tensor, with any number of columns. Kernels come from a package of
+    kernels or the disk cache if these have them, otherwise from NVRTC. Many kernels are compiled in several processes,
+    because NVRTC compiles one at a time in a process.
 
     Args:
-        device: a CUDA device; the current one where it is None.
-        dtypes: of the input and the result; a pair (input, result) for a call with `dtype=` or under torch.autocast,
-            which widens half types to float32. logsumexp and state pass over pairs that they do not give. The kernels
-            of losses read one type, whatever the result has.
-        functions: names of functions, as "softmax"; if not given softmax, log_softmax, softmin, logsumexp and state.
-            Losses ("cross_entropy", "log_prob", "entropy", "kl_div") and functions of segments ("segment_softmax" and
-            its kin) are compiled where they are named: those of segments for any number of dims beside the items.
-        lengths: of the rows, in elements; None for any length. With `all_dims` of the columns too: the product of the
-            sizes of the dims that a call is over. Of segments, their mean length.
-        backward: the kernels of gradients too, for a result's gradient that is contiguous (a view or not), or has one
-            value per row, as the gradient of a sum over the dims of the call has. "state" has none: its gradient is
-            plain torch arithmetic.
-        all_dims: the kernels of calls over other dims of contiguous tensors too, a few hundred more per function and
-            dtype (for one length some 20 to 400), without scores. Slices whose lines are apart may ask for others.
-        options: what calls of losses, of segments and with scores are given besides, as `onepass.explain` lists it; one
-            that a function lacks is passed over. A call that is given others asks for other kernels.
-        arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), of which none need be here.
-            Nothing is loaded, and `device` is not taken.
-        progress: called with (done, of how many) as the work goes on.
+        device: a CUDA device; None is the current one.
+        dtypes: dtypes of the input and the result. A pair (input, result) stands for a call with `dtype=` or under
+            torch.autocast, which widens half types to float32. logsumexp and state skip pairs that they do not support.
+            The kernels of losses depend on the input's dtype only.
+        functions: names of functions. The default is softmax, log_softmax, softmin, logsumexp and state. Kernels of
+            losses ("cross_entropy", "log_prob", "entropy", "kl_div") and of segments ("segment_softmax" and so on) are
+            compiled only if these are named. Those of segments serve any number of dims beside the items.
+        lengths: lengths of the rows, in elements; None for any length. With `all_dims` also the lengths of columns: the
+            product of the sizes of the dims that a call is over. For segments it is their mean length.
+        backward: whether to include the kernels of gradients, for an upstream gradient that is contiguous (a view or
+            not), or has one value per row, as the gradient of a sum over the dims of the call has. "state" needs none:
+            its gradient is plain torch arithmetic.
+        all_dims: whether to include calls over other dims of contiguous tensors, without scores. These are a few
+            hundred more kernels per function and dtype (20 to 400 for one length). Slices whose lines are not
+            contiguous may need other kernels.
+        options: arguments of calls of losses, of segments and with scores, as `onepass.explain` lists them. A function
+            skips an option that it does not have. A call with other options needs other kernels.
+        arch: fill the disk cache for GPUs of this compute capability (90 for 9.0), which need not be in this machine.
+            Nothing is loaded, and `device` may not be given.
+        progress: called with (done, total) as the work goes on.
 
     Returns:
-        The number of kernels: those that the plans may choose, compiled now or before.
+        The number of kernels that the plans may choose, compiled now or before.
 
     Raises:
-        ValueError: an unknown function or option, a length below 1, a compute capability below 80, `device` beside
-        `arch`. TypeError: a dtype that is not served, or no dtype. RuntimeError: no CUDA device and no `arch`, a
-        device that another engine serves, no NVRTC, with `arch` no disk cache.
+        ValueError: an unknown function or option, a length below 1, a compute capability below 80, `device` together
+        with `arch`. TypeError: an unsupported dtype, or no dtype. RuntimeError: no CUDA device and no `arch`; a device
+        that another engine serves; no NVRTC; no disk cache with `arch`.
 
     >>> import onepass
     >>> onepass.warmup(arch=90, functions=["softmax"], dtypes=[], lengths=[128])  # nothing asked for
@@ -90,7 +92,7 @@ def warmup(
     for done, _ in enumerate(compile_all(missing, arch), 1):
         report(done, total)
     if index >= 0:
-        with torch.cuda.device(index):  # its context is the one that the kernels are loaded into
+        with torch.cuda.device(index):  # the kernels are loaded into the context of this device
             torch.cuda.current_stream().synchronize()
             for done, kernel in enumerate(kernels, len(missing) + 1):
                 native.warm_kernel(*kernel[:3], kernel.plan, index, kernel.which)
@@ -107,10 +109,10 @@ def kernels_of(
     all_dims: bool = False,
     options: Sequence[str] = (),
 ) -> list[Kernel]:
-    """The kernels of what `check` gives."""
+    """The kernels of the triples that `check` returns."""
     of_rows = [types for types in wanted if not is_call(types[0], options)]
     kinds = [(*types, "forward") for types in of_rows]
-    if backward:  # which reads the type of the result and writes that of the input
+    if backward:  # it reads the result's dtype and writes the input's
         passes = native.PASSES[1:]
         kinds += [(f, y_type, x_type, which) for f, x_type, y_type in of_rows if f != "state" for which in passes]
     of = index, arch, tuple(lengths or ())
@@ -129,21 +131,21 @@ def kernels_of(
 def _calls(
     function: str, x: torch.dtype, y: torch.dtype, backward: bool, options: Sequence[str]
 ) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
-    """(words, pass, types that are read and made) of a call of a loss, of segments or with scores."""
+    """(words, pass, dtypes that are read and written) of a call of a loss, of segments or with scores."""
     call = words(function, options)
     if function in LOSSES:
         return [(call, which, (x, x)) for which in ("forward", "backward")[: 1 + backward]]
     if function in SCORED:
         return [(call, "forward", (x, y)), *(_gradients_of_scores(function, x, y, options) if backward else ())]
-    read = x if _fuses(x, y) else y  # others are cast first
+    read = x if _fuses(x, y) else y  # if the kernel cannot convert, the input is cast first
     calls = [(call, "forward", (read, y))]
     if not backward or function == "segment_state":
         return calls
-    if function == "segment_logsumexp":  # its gradient comes from its result, unrounded
+    if function == "segment_logsumexp":  # its gradient is computed from the unrounded result
         wide = torch.float32 if y in HALF_DTYPES else y
         return [*calls, (call, "forward", (read, wide)), (call, "backward", (read, read))]
     calls.append((call, "backward", (y, read)))
-    if "bias" in options:  # whose gradient may be asked for
+    if "bias" in options:  # the bias may need a gradient
         calls.append((call, "backward", (y, y)))
     return calls
 
@@ -151,12 +153,12 @@ def _calls(
 def _gradients_of_scores(
     function: str, x: torch.dtype, y: torch.dtype, options: Sequence[str]
 ) -> list[tuple[str, str, tuple[torch.dtype, torch.dtype]]]:
-    """Calls that gradients make beside the forward (score_gradients.gradients): one for the input, and one in the type
-    of the computation for the scores, where a tensor of theirs may have a gradient."""
+    """The calls of the backward with scores (score_gradients.gradients): one for the gradient of the input, and one in
+    the accumulator's dtype for the gradient of the scores, if one of their tensors may need a gradient."""
     wide = torch.float64 if torch.float64 in (x, y) else torch.float32
     call = words(function, options)
     of_scores = any(option in options for option in ("scale", "bias", "alibi"))
-    if function == "logsumexp":  # its gradient comes from its result, unrounded
+    if function == "logsumexp":  # its gradient is computed from the unrounded result
         return [(call, "forward", (x, wide)), *((call, "backward", (x, to)) for to in (x, wide)[: 1 + of_scores])]
     plain = words(function, [option for option in options if option not in ("scale", "softcap")])
     return [(call, "backward", (y, x)), *([(plain, "backward", (y, wide))] if of_scores else ())]
@@ -168,7 +170,7 @@ def check(
     lengths: Sequence[int] | None,
     arch: int | None,
 ) -> list[tuple[str, torch.dtype, torch.dtype]]:
-    """The triples (function, dtype of the input, dtype of the result) of a call, each once."""
+    """Checks arguments of `warmup`. Returns the triples (function, input dtype, result dtype), each once."""
     if isinstance(functions, str):
         raise TypeError(f"onepass.warmup(): functions takes a sequence of names, got {functions!r}")
     for function in functions:
@@ -211,8 +213,8 @@ def _device_index(device: torch.device | str | int | None) -> int:
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= torch.cuda.device_count():
         raise RuntimeError(f"onepass.warmup(): no {str(chosen)!r} here: there are {torch.cuda.device_count()} GPUs")
-    resolve("cuda", torch.device("cuda", index))  # or says why not
-    resolve("auto", torch.device("cuda", index))  # so that the first call need not ask
+    resolve("cuda", torch.device("cuda", index))  # raises an error if the engine cannot run
+    resolve("auto", torch.device("cuda", index))  # so that the first call need not do it
     return index
 
 

@@ -1,4 +1,4 @@
-"""Something to do when a module is imported, so that it need not be imported for it."""
+"""Calls a function when a module is imported, without importing the module."""
 
 import sys
 import warnings
@@ -33,13 +33,13 @@ class _Finder:
 def _act(then: Callable[[Any], object], module: Any) -> None:
     try:
         then(module)
-    except (AttributeError, ImportError) as error:  # nobody's import is to fail by it
+    except (AttributeError, ImportError) as error:  # the import of the module must not fail because of `then`
         warnings.warn(f"onepass does not know this {module.__name__}: {error}", stacklevel=2)
 
 
 def when_imported(name: str, then: Callable[[Any], object]) -> None:
-    """Calls `then(module)` once: now where the module is imported, else when it is. A name that `then` misses in the
-    module is a warning."""
+    """Calls `then(module)` once: now if the module is imported already, else when it is imported. If a name that `then`
+    needs is missing in the module, it warns."""
     if name in sys.modules:
         _act(then, sys.modules[name])
     else:

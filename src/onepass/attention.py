@@ -1,4 +1,4 @@
-"""Attention that gives its probabilities: two matrix products around a softmax of scores."""
+"""Attention that can return its probabilities: two matrix products with a softmax of scores between them."""
 
 from typing import Any
 
@@ -23,27 +23,31 @@ def functional_attention(
     engine: str = "auto",
     **scores: Unpack[ScoreOptions],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scores of q k^T) v, with the probabilities in memory: for those who need them, or need scores that a
-    fused kernel lacks. Where neither is so, `torch.nn.functional.scaled_dot_product_attention` is faster.
+    """softmax(scores of q k^T) v, with the probabilities in memory, for users who need the probabilities, or scores
+    that a fused kernel lacks. Otherwise `torch.nn.functional.scaled_dot_product_attention` is faster.
 
     Args:
         q, k, v: floating tensors of the shapes (..., heads, queries, e), (..., heads, keys, e), (..., heads, keys, ev),
             of one dtype and device.
-        dropout_p: the share of the probabilities that are set to 0, the others being scaled up; also in evaluation.
-        enable_gqa: whether k and v may have fewer heads, each for as many neighbouring heads of q. They are not copied.
-        return_probabilities: whether to return (result, probabilities), these after the dropout.
+        dropout_p: the share of the probabilities that are set to 0; the rest are scaled up. It applies in evaluation
+            too.
+        enable_gqa: whether k and v may have fewer heads than q. Neighbouring heads of q then share a head of k and v,
+            which are not copied.
+        return_probabilities: whether to return (result, probabilities). The probabilities are those after the dropout.
         engine: as `onepass.softmax` takes it.
         scores: as `onepass.softmax` takes them (docs/scores.md), for an input of the shape (..., heads, queries, keys).
-            Without a scale it is 1 / sqrt(e). `causal` lets the last query see the last key; `offset=0` lets the first
-            one see the first, as `is_causal` of `scaled_dot_product_attention` does.
+            The default scale is 1 / sqrt(e). `causal` aligns the last query with the last key. With `offset=0` it
+            aligns the first query with the first key, as `is_causal` of `scaled_dot_product_attention` does.
 
     Returns:
-        A tensor of the shape (..., heads, queries, ev), and where asked for one of (..., heads, queries, keys).
+        A tensor of the shape (..., heads, queries, ev). With `return_probabilities` also a tensor of the shape
+        (..., heads, queries, keys).
 
     Raises:
-        ValueError: heads of q that are no multiple of those of k. The errors of `torch.matmul` and `onepass.softmax`.
+        ValueError: the heads of q are no multiple of the heads of k. Also the errors of `torch.matmul` and
+        `onepass.softmax`.
 
-    Source: Vaswani et al., "Attention is all you need" (arXiv:1706.03762); grouped heads are those of Ainslie et al.
+    Source: Vaswani et al., "Attention is all you need" (arXiv:1706.03762). Grouped heads are from Ainslie et al.
     (arXiv:2305.13245).
 
     >>> import torch, onepass
@@ -60,7 +64,7 @@ def functional_attention(
     if enable_gqa and k.size(-3) * groups != q.size(-3):
         heads = f"got {q.size(-3)} and {k.size(-3)}"
         raise ValueError(f"onepass.functional_attention(): the heads of q are a multiple of those of k, {heads}")
-    # The heads of a group are so many more queries of one head, so that k and v need not be repeated.
+    # The heads of a group become more queries of one head, so that k and v need not be repeated.
     s = _ungroup(_group(q, groups) @ k.mT, groups)
     p = softmax(s, -1, engine=engine, **scores)
     if dropout_p:
@@ -79,10 +83,11 @@ def _ungroup(t: Tensor, groups: int) -> Tensor:
 
 def register_hf_attention(name: str = "onepass") -> None:
     """Registers `functional_attention` with Hugging Face transformers, for models that are made with
-    `attn_implementation=name`. It takes what their "eager" does: padding and sliding windows, grouped heads, Gemma's
-    softcap, the sinks of gpt-oss, position biases, dropout, and it gives the probabilities.
+    `attn_implementation=name`. It supports what "eager" supports: padding and sliding windows, grouped heads, Gemma's
+    softcap, the sinks of gpt-oss, position biases and dropout. It returns the probabilities.
 
-    Masks are boolean, a quarter to half of eager's. A query that sees no key, as padding does, has the probabilities 0.
+    Masks are boolean and take a quarter to half of the memory of eager's. A query that sees no key, such as padding,
+    has the probabilities 0.
 
     Raises:
         ImportError: transformers is not installed, or has no `AttentionMaskInterface` (it came with 4.53).
@@ -98,7 +103,7 @@ def register_hf_attention(name: str = "onepass") -> None:
 
 
 def _hf_mask(*given: Any, **named: Any) -> Tensor | None:
-    """True where an element takes part. It is there also where it is merely causal."""
+    """The mask, True where an element takes part. A mask is also made for attention that is only causal."""
     from transformers.masking_utils import sdpa_mask
 
     mask: Tensor | None = sdpa_mask(*given, **{**named, "allow_is_causal_skip": False})
@@ -118,7 +123,7 @@ def _hf_attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """As transformers calls an attention: the result as (batch, queries, heads, e), and the probabilities."""
+    """The function that transformers calls. Returns the result as (batch, queries, heads, e), and the probabilities."""
     bias, mask = position_bias, attention_mask
     if mask is not None:
         mask = mask[..., : key.size(-2)]

@@ -1,4 +1,4 @@
-"""Known GPUs by name: their facts, and what a copy reaches where it was measured; and a measurement for others."""
+"""Known GPUs by name, with the bandwidth of a copy if it was measured; and a measurement for other GPUs."""
 
 import functools
 import statistics
@@ -10,11 +10,11 @@ import torch
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """A GPU that need not be here.
+    """A GPU of the table `KNOWN`. It need not be in this machine.
 
-    compute: 90 for compute capability 9.0; None for AMD's, which the Triton engine serves. multiprocessors: AMD calls
-    them compute units. peak_gbs: the memory's bandwidth by the data sheet, in 1e9 bytes per second, which no copy
-    reaches. copy_gbs: read + written by a copy that fills the device, where it was measured, in the month `date`.
+    compute: 90 for compute capability 9.0; None for AMD's GPUs, which the Triton engine serves. multiprocessors: AMD
+    calls them compute units. peak_gbs: the memory bandwidth in the data sheet, in 1e9 bytes per second, which no copy
+    reaches. copy_gbs: read + written by a copy that fills the device, if it was measured, in the month `date`.
     """
 
     title: str
@@ -27,15 +27,15 @@ class KnownDevice:
 
     @property
     def bandwidth(self) -> tuple[float, str]:
-        """(1e9 bytes a second, where that is from)."""
+        """(bandwidth in 1e9 bytes a second, the source of that number)."""
         if self.copy_gbs is not None:
             return self.copy_gbs, f"that of a copy on {self.title}, measured {self.date}"
         slower = "a copy is slower: it reaches 0.89 of the peak on an H200"
         return self.peak_gbs, f"the peak of the data sheet of {self.title}, not measured ({slower})"
 
 
-# The data sheets of the SXM modules of NVIDIA's A100 80GB, H100, H200 and B200, of its L4 and GeForce RTX 4090, and of
-# AMD's MI300X; names as torch.cuda.get_device_name tells them. H200: copies of several GB through torch's copy_.
+# From the data sheets of the SXM modules of NVIDIA's A100 80GB, H100, H200 and B200, of its L4 and GeForce RTX 4090,
+# and of AMD's MI300X. Names are those of torch.cuda.get_device_name. H200: copies of several GB with torch's copy_.
 KNOWN = {
     "a100": KnownDevice("NVIDIA A100-SXM4-80GB", compute=80, multiprocessors=108, peak_gbs=2039.0),
     "h100": KnownDevice("NVIDIA H100 80GB HBM3", compute=90, multiprocessors=132, peak_gbs=3350.0),
@@ -65,7 +65,7 @@ def _normalize(name: str) -> str:
 
 @functools.cache
 def measured_copy_gbs(device: torch.device) -> float:
-    """The bandwidth of a copy on a device that is here, in 1e9 bytes read and written a second: the median of seven."""
+    """The bandwidth of a copy on a device of this machine, in 1e9 bytes read and written a second: the median of 7."""
     x = torch.empty(2**24 if device.type == "cpu" else 2**28, device=device).normal_()
     y = torch.empty_like(x)
     times = []

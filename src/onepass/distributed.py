@@ -1,6 +1,6 @@
-"""Rows that are split over the ranks of a process group: the softmax family, and losses of a vocabulary in shards.
+"""The softmax family for rows that are split over the ranks of a process group, and losses of a sharded vocabulary.
 
-The ranks exchange one small state per row and call, on torch.distributed. docs/distributed.md has the conventions.
+In each call the ranks exchange one small state per row with torch.distributed. docs/distributed.md has the conventions.
 """
 
 from collections.abc import Sequence
@@ -33,13 +33,13 @@ from .validation import (
 __all__ = ["cross_entropy", "log_prob", "log_softmax", "logsumexp", "softmax", "softmin"]
 
 Dim = int | Sequence[int]
-_MOST_RANKS = 32  # that exchange states within a kernel
+_MOST_RANKS = 32  # the most ranks that exchange states within a kernel
 
 
 def _rows(
     function: str, x: Any, dim: Any, group: Any, dtype: Any, check: bool, engine: str, exchange: str = "collective"
 ) -> Any:
-    """The result of a call, of which a logsumexp keeps its dims, and the dims that were reduced."""
+    """(result of a call, reduced dims). A logsumexp keeps the reduced dims with size 1."""
     name, lse = f"distributed.{function}", function == "logsumexp"
     check_input(name, x)
     refuse_dtensors(name, x)
@@ -56,7 +56,7 @@ def _rows(
     if dtype is None and x.dtype in HALF_DTYPES and autocast_to_float32(x):
         dtype = torch.float32
     to = dtype or (x.dtype if x.dtype in FLOATS else torch.get_default_dtype())
-    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types are widened after their states were read
+    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types stay, and kernels convert them to float32
         x = x.to(to)
     if function == "softmin":
         x, function = -x, "softmax"
@@ -79,36 +79,37 @@ def softmax(
     engine: str = "auto",
     exchange: str = "collective",
 ) -> Tensor:
-    """`onepass.softmax` of rows that are split over the ranks of a process group; each rank gives and gets its part.
+    """`onepass.softmax` of rows that are split over the ranks of a process group. Each rank passes and gets its part.
 
-    Each rank reads its part once, all ranks exchange the state of each row, the pair (maximum, sum of exponentials),
-    and each reads its part once more and writes the result. The backward exchanges one number per row. All ranks of the
-    group have to call it, forward and backward, in the same order of calls.
+    Each rank reads its part once. Then all ranks exchange the state of each row, the pair (maximum, sum of
+    exponentials). Then each rank reads its part once more and writes the result. The backward exchanges one number per
+    row. All ranks of the group must make the same calls, forward and backward, in the same order.
 
     Args:
-        local: this rank's part: a strided tensor, float64, float32, float16 or bfloat16; integers with `dtype`. The
-            dim that is split may have another size on each rank, also 0. All else is the same on every rank.
-        dim: the dim along which the whole result sums to 1, or a tuple of dims; one of them is split.
+        local: this rank's part: a strided tensor, float64, float32, float16 or bfloat16, or integers with `dtype`. The
+            dim that is split may have a different size on each rank, also 0. All else is the same on every rank.
+        dim: the dim along which the whole result sums to 1, or a tuple of dims. One of them is split.
         group: a `torch.distributed.ProcessGroup`; without one, the default group.
         dtype: the result's dtype, as `onepass.softmax` takes it.
-        check: whether to compare the calls of all ranks first, which waits for each of them. Without it, calls that
-            differ end in an error of the backend, wait until its timeout, or give results without meaning.
+        check: whether to compare the calls of all ranks first, which waits for every rank. Without it, calls that
+            differ raise an error of the backend, hang until its timeout, or give meaningless results.
         engine: "auto", or "cpu", "cuda", "triton" to force one.
-        exchange: "collective", or "kernel": on NVIDIA GPUs that reach each other's memory, one kernel exchanges the
-            states itself, forward and backward, and reads the part once. It takes a contiguous tensor whose last dims
-            are reduced. It holds all multiprocessors until every rank has made the call (docs/distributed.md).
+        exchange: "collective", or "kernel" on NVIDIA GPUs that can access each other's memory. With "kernel" one kernel
+            exchanges the states itself, in the forward and in the backward, and reads the part once. It needs a
+            contiguous tensor whose last dims are reduced. It occupies all multiprocessors until every rank has made
+            the call (docs/distributed.md).
 
     Returns:
-        This rank's part of the result, of the shape of `local`. Special values are those of `onepass.softmax`. Its
-        gradient is this rank's part of the gradient of all losses that the ranks make of their parts, added up.
+        This rank's part of the result, of the shape of `local`. Special values are as in `onepass.softmax`. The
+        gradient is this rank's part of the gradient of the sum of all ranks' losses.
 
     Raises:
-        RuntimeError: no process group, or a rank that is no member of it; a rank that does not answer (the error is
-        the backend's, after its timeout). With exchange="kernel" results are NaN then, and the next call raises.
-        ValueError: with `check`, calls that differ; it is raised on every rank; what exchange="kernel" does not take.
-        All else as `onepass.softmax`.
+        RuntimeError: no process group, or a rank that is no member of it; a rank that does not answer (the backend's
+        error, after its timeout; with exchange="kernel" the results are NaN and the next call raises). ValueError:
+        calls that differ, with `check` (raised on every rank); a call that exchange="kernel" does not support. Also
+        the errors of `onepass.softmax`.
 
-    Source: the merge of states is that of Milakov & Gimelshein, "Online normalizer calculation for softmax"
+    Source: the merge of states is from Milakov & Gimelshein, "Online normalizer calculation for softmax"
     (arXiv:1805.02867).
 
     >>> import torch, onepass
@@ -131,7 +132,7 @@ def log_softmax(
     engine: str = "auto",
     exchange: str = "collective",
 ) -> Tensor:
-    """`onepass.log_softmax` of rows that are split over ranks. Arguments, result and errors are those of `softmax`.
+    """`onepass.log_softmax` of rows that are split over ranks. Arguments, result and errors are as in `softmax`.
 
     >>> import torch, onepass
     >>> import torch.distributed as dist
@@ -153,7 +154,7 @@ def softmin(
     engine: str = "auto",
     exchange: str = "collective",
 ) -> Tensor:
-    """`onepass.softmin` of rows that are split over ranks. Arguments, result and errors are those of `softmax`.
+    """`onepass.softmin` of rows that are split over ranks. Arguments, result and errors are as in `softmax`.
 
     >>> import torch, onepass
     >>> import torch.distributed as dist
@@ -168,19 +169,20 @@ def softmin(
 def logsumexp(
     local: Tensor, dim: Dim, keepdim: bool = False, *, group: Any = None, check: bool = False, engine: str = "auto"
 ) -> Tensor:
-    """`onepass.logsumexp` of rows that are split over the ranks of a process group; each rank gets the whole result.
+    """`onepass.logsumexp` of rows that are split over the ranks of a process group. Each rank gets the whole result.
 
     Args:
-        local, group, check, engine: as `softmax` takes them. Integers are taken as the default dtype.
-        dim: the dim to reduce, or a tuple of dims; one of them is split.
+        local, group, check, engine: as `softmax` takes them. Integers are converted to the default dtype.
+        dim: the dim to reduce, or a tuple of dims. One of them is split.
         keepdim: whether the result keeps the reduced dims, with size 1.
 
     Returns:
-        The same bits on every rank, of the dtype of `local`. All ranks are taken to make the same of it, one loss: the
-        gradient that comes in is the same on every rank, is not added up, and nothing is exchanged in the backward.
+        A tensor of the dtype of `local`, with the same bits on every rank. All ranks must compute the same loss from
+        it: the upstream gradient is then the same on every rank. The backward does not sum it over ranks, and exchanges
+        nothing.
 
     Raises:
-        As `softmax`; TypeError for complex input.
+        As `softmax`, and TypeError for complex input.
 
     >>> import torch, onepass
     >>> import torch.distributed as dist
@@ -210,35 +212,35 @@ def cross_entropy(
     """The cross-entropy of logits whose classes are split over the ranks of a process group.
 
     It is `onepass.cross_entropy` of all logits together. Each rank reads its logits once. The backward reads them once
-    more, writes their gradient and exchanges nothing. The exchange of the forward is three numbers per row and rank,
-    five with smoothing.
+    more, writes their gradient and exchanges nothing. The forward exchanges three numbers per row and rank, five with
+    label smoothing.
 
     Args:
         local_logits: this rank's classes: (C), (N, C) or (N, C, d1, d2, ...), float64, float32, float16 or bfloat16.
-            The ranks of the group have the classes in order, each any number of them, also none.
-        target: a class per row, counted over all ranks, of an integer dtype; () or (N) or (N, d1, d2, ...). The same on
-            every rank.
+            The ranks of the group have the classes in order. Each rank has any number of them, also none.
+        target: a class per row, numbered over all ranks, of an integer dtype; () or (N) or (N, d1, d2, ...). It is the
+            same on every rank.
         group, check, engine: as `softmax` takes them. On a GPU `check` also looks for classes that do not exist, which
-            waits for the GPU; on a CPU they are always found.
-        ignore_index: a class whose rows count for nothing.
-        reduction: "mean" (over the rows that count), "sum" or "none".
-        label_smoothing: from 0 to 1: the share of a row's loss that all classes have alike.
-        z_loss: adds z_loss * logsumexp(row)^2 to the loss of a row that counts.
-        start, classes: the first class of this rank, and how many there are on all ranks. Without them the ranks
-            exchange these numbers first, for which no rank waits on its GPU.
+            waits for the GPU. On a CPU classes are always checked.
+        ignore_index: rows with this target class are ignored.
+        reduction: "mean" (over the rows that are not ignored), "sum" or "none".
+        label_smoothing: from 0 to 1: the share of the target probability that is spread evenly over all classes.
+        z_loss: adds z_loss * logsumexp(row)^2 to the loss of each row that is not ignored.
+        start, classes: the first class of this rank, and the number of classes of all ranks. Without them the ranks
+            exchange these numbers first, without waiting for their GPUs.
 
     Returns:
-        The loss, the same on every rank, of the logits' dtype (float32 under autocast). All ranks are taken to make the
-        same of it: each rank's gradient is that of the one loss, as in Megatron-LM, not of the sum over the ranks. On a
+        The loss, the same on every rank, of the logits' dtype (float32 under autocast). All ranks must use it in the
+        same way: as in Megatron-LM, each rank's gradient is that of this one loss, not of the sum over the ranks. On a
         GPU a class that does not exist has an infinite loss.
 
     Raises:
-        IndexError: a class that does not exist, on every rank. ValueError: shapes that do not go together, an unknown
-        reduction, one of `start` and `classes` alone; with `check`, calls that differ. RuntimeError: as `softmax`, and
-        dtypes and devices that do not go together, smoothing outside of [0, 1].
+        IndexError: a class that does not exist, on every rank. ValueError: shapes that do not match, an unknown
+        reduction, only one of `start` and `classes`, calls that differ (with `check`). RuntimeError: as `softmax`, and
+        dtypes or devices that do not match, smoothing outside of [0, 1].
 
-    Source: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), keep the logits of a vocabulary where they were made and
-    exchange numbers of rows; the pair (maximum, sum) takes one exchange for its two.
+    Source: Shoeybi et al., "Megatron-LM" (arXiv:1909.08053), leave the logits on the ranks that computed them and
+    exchange numbers per row. Megatron-LM exchanges maximum and sum one after the other; here the pair is one exchange.
 
     >>> import torch, onepass
     >>> import torch.distributed as dist
@@ -297,24 +299,24 @@ def log_prob(
     check: bool = False,
     engine: str = "auto",
 ) -> Tensor:
-    """The log-probabilities of some classes, which are split over the ranks of a process group.
+    """The log-probabilities of some classes, from logits whose classes are split over the ranks of a process group.
 
-    It is `onepass.log_prob` of all logits together, by one read of this rank's, and one more in the backward.
+    It is `onepass.log_prob` of all logits together. Each rank reads its logits once, and once more in the backward.
 
     Args:
-        local_logits: this rank's classes in `dim`, as `cross_entropy` takes them, in a tensor of any shape.
-        index: classes, counted over all ranks, of an integer dtype: of the logits' shape without `dim`, for one per
-            row; or with any size K in `dim`, for K per row. The same on every rank.
+        local_logits: a tensor of any shape with this rank's classes in `dim`, split as for `cross_entropy`.
+        index: classes, numbered over all ranks, of an integer dtype. One class per row if it has the logits' shape
+            without `dim`; K classes per row if it has any size K in `dim`. It is the same on every rank.
         dim: the dim of the classes.
-        dtype: of the result; without one, the logits'. Half types are computed in float32.
+        dtype: the dtype of the result, by default the logits'. Half types are computed in float32.
         group, start, classes, check, engine: as `cross_entropy` takes them.
 
     Returns:
-        A tensor of the shape of `index`, the same on every rank, whose gradient is that of `cross_entropy`. On a GPU it
-        is -inf for a class that does not exist.
+        A tensor of the shape of `index`, the same on every rank. The rule for its gradient is that of `cross_entropy`.
+        On a GPU it is -inf for a class that does not exist.
 
     Raises:
-        As `cross_entropy`; TypeError: an index that has no integers.
+        As `cross_entropy`, and TypeError for an index that has no integers.
 
     >>> import torch, onepass
     >>> import torch.distributed as dist
@@ -373,7 +375,7 @@ def _check_start(name: str, start: int | None, classes: int | None) -> None:
 
 
 def _check_kernel(name: str, x: Tensor, dims: list[int], engine: str, ranks: Ranks) -> None:
-    """That one kernel can exchange the states of a call."""
+    """Raises an error if exchange="kernel" does not support the call."""
     got = ""
     if not x.is_cuda or engine != "cuda":
         got = f"a tensor on {x.device} and the engine {engine}"
@@ -399,13 +401,13 @@ def _check_alike(
     classes: Tensor | None = None,
     exchange: str = "collective",
 ) -> None:
-    """All ranks make the same call, but for the sizes of the dims that may be split."""
+    """Raises an error unless all ranks make the same call. The sizes of the dims that may be split may differ."""
     if torch.compiler.is_compiling() or ranks.size == 1:
         return
     try:
         dims = normalize_dims(name, x, dim)
         sizes = ["*" if d in dims else str(size) for d, size in enumerate(x.shape)]
-    except (IndexError, RuntimeError, TypeError):  # which is raised after the exchange
+    except (IndexError, RuntimeError, TypeError):  # raised after the exchange, in which this rank has to take part
         dims, sizes = dim, ["*"] * x.dim()
     mine = f"{name.rpartition('.')[2]} over dims {dims} of {x.dtype} [{', '.join(sizes)}]"
     if exchange != "collective":
@@ -429,12 +431,12 @@ def _own_classes(
     given: tuple[int | None, int | None],
     check: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The classes as this rank numbers its own, 0 for all others, and which ones are its own."""
+    """(classes numbered within this rank, or 0 for classes of other ranks; a mask of the classes of this rank)."""
     n = x.shape[dim]
     start: Any
     classes: Any
     start, classes = given
-    if start is None:  # on the device, so that nothing waits for it
+    if start is None:  # computed on the device, so that the CPU does not wait for it
         counts = gather(torch.full((), n, dtype=torch.int64, device=x.device), ranks)
         start, classes = counts[: ranks.rank].sum(), counts.sum()
     if (check or x.device.type == "cpu") and not torch.compiler.is_compiling() and not _is_transformed():

@@ -1,11 +1,12 @@
-"""What the operators do with a DTensor, a tensor that is spread over a mesh of ranks.
+"""The operators for a DTensor, a tensor that is spread over a mesh of ranks.
 
-torch asks handlers before its own rules of sharding. The handlers here compute with the local tensors of a rank. A dim
-of the mesh that splits a softmax dim is a group of ranks, which exchange the states of their rows (distributed_ops.py);
-no other placement needs an exchange. While a `patch` is on, torch's operators have these handlers too. An operator that
-has no such handler refuses.
+DTensor dispatches an operator to a handler, if there is one, before its own sharding rules. The handlers of this file
+compute with the local tensor of each rank. If a dim of the mesh splits a softmax dim, the ranks along that mesh dim
+exchange the states of their rows (distributed_ops.py). No other placement needs an exchange. While a `patch` is on,
+torch's operators have these handlers too. All other operators of onepass raise an error for a DTensor.
 
-This file imports torch.distributed.tensor, which takes a second: it is imported when something else has imported that.
+This file imports torch.distributed.tensor, which takes a second. So it is imported only after something else has
+imported that.
 """
 
 import functools
@@ -37,8 +38,8 @@ _handlers = DTensor._op_dispatcher._custom_op_handlers
 
 
 def _splits(placement: Any, dims: Sequence[int]) -> bool:
-    """Whether a dim of the mesh splits one of `dims`. The order of a row's elements does not matter, so a strided shard
-    is like any other."""
+    """Whether a mesh dim with this placement splits one of `dims`. A strided shard needs no special care, because the
+    order of a row's elements does not matter."""
     return getattr(placement, "dim", None) in dims
 
 
@@ -63,7 +64,7 @@ def _summed(spec: DTensorSpec) -> DTensorSpec:
 
 
 def _whole(spec: DTensorSpec, dims: Sequence[int]) -> DTensorSpec:
-    """The spec of a tensor of which no dim of the mesh splits `dims`."""
+    """The spec of a tensor with `dims` replicated, so that no mesh dim splits them."""
     return _spec(spec, (Replicate() if _splits(p, dims) else p for p in spec.placements))
 
 
@@ -82,7 +83,7 @@ def _reduced(spec: DTensorSpec, rank: int, call: Spec) -> DTensorSpec:
 
 
 def _local(x: Any, spec: DTensorSpec) -> Tensor:
-    """The local tensor of `x` with the placements of `spec`, and torch's own order of the dims of the mesh."""
+    """The local tensor of `x` redistributed to the placements of `spec`, in torch's default order of mesh dims."""
     local: Tensor = x._local_tensor
     if spec.tensor_meta is not x._spec.tensor_meta:
         spec = DTensorSpec(spec.mesh, spec.placements, tensor_meta=x._spec.tensor_meta)
@@ -110,7 +111,7 @@ def _check(*tensors: Any) -> None:
 
 
 def _forward(parse: Callable[..., Spec], counted: str, operator: Any, args: Any, kwargs: Any) -> Any:
-    """A function of the family. `counted` is the name by which a patch counts it, for an operator of torch's."""
+    """The handler of a forward. For an operator of torch, `counted` is the name by which a patch counts the call."""
     x, *given = args
     _check(x)
     call, rank = parse(*given, **kwargs), x.dim()
@@ -119,7 +120,7 @@ def _forward(parse: Callable[..., Spec], counted: str, operator: Any, args: Any,
     if counted and not patching.serves(x):
         spec = _whole(spec, call.dims)
     y = _local(x, spec)
-    if spec.mesh.get_coordinate() is not None:  # else this rank has an empty tensor, and takes part in nothing
+    if spec.mesh.get_coordinate() is not None:  # otherwise this rank is not in the mesh and has an empty tensor
         groups = _groups(spec, call.dims)
         y = _rows(y, call, groups, counted) if groups else operator(y, *given, **kwargs)
     if call.function not in REDUCTIONS:
@@ -129,12 +130,12 @@ def _forward(parse: Callable[..., Spec], counted: str, operator: Any, args: Any,
 
 
 def _rows(x: Tensor, call: Spec, groups: Groups, counted: str) -> Tensor:
-    """The result of a rank's part."""
+    """The result of a rank's part of rows that are split over ranks."""
     function, dims, dtype, keepdim, _ = call
     if function == "state":
         return distributed_ops.merge_over(ops.call(x, call), groups, call.engine)[::3]
     to = dtype or x.dtype
-    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types are widened after their states were read
+    if to is not torch.float32 or x.dtype not in HALF_DTYPES:  # half types stay, and kernels convert them to float32
         x = x.to(to)
     if function == "softmin":
         x, call = -x, call._replace(function="softmax")
@@ -145,7 +146,7 @@ def _rows(x: Tensor, call: Spec, groups: Groups, counted: str) -> Tensor:
 
 
 def _count(result: Tensor, counted: str) -> Tensor:
-    """A result that serves an operator of torch's is contiguous, and counted."""
+    """Counts the result of an operator of torch and makes it contiguous."""
     if not counted:
         return result
     native.call("onepass_patch_count", patching.FUNCTIONS.index(counted))
@@ -153,7 +154,7 @@ def _count(result: Tensor, counted: str) -> Tensor:
 
 
 def _backward(parse: Callable[..., autograd.Parsed], counted: str, operator: Any, args: Any, kwargs: Any) -> Any:
-    """The gradient of a function. A logsumexp needs nothing of other ranks."""
+    """The handler of a backward. That of logsumexp needs no exchange."""
     grad: Any
     saved: Any
     (grad, saved, lse), call, to = parse(*args, **kwargs)
@@ -161,7 +162,7 @@ def _backward(parse: Callable[..., autograd.Parsed], counted: str, operator: Any
     _check(*tensors)
     call = call._replace(dims=wrap_dims(call.function, saved, call.dims))
     spec = saved._spec
-    if lse is None and spec.is_replicated():  # to have it as the gradient is takes no exchange
+    if lse is None and spec.is_replicated():  # then to take the gradient's placements needs no exchange
         spec = _spec(spec, grad._spec.placements)
     spec = _summed(spec)
     if counted and not patching.serves(saved):
@@ -234,7 +235,7 @@ _torchs = _of_torch()
 
 
 def switch(on: bool) -> None:
-    """Whether torch's operators have handlers. Those that something else gave them stay."""
+    """Gives torch's operators the handlers, or removes them. Handlers from other code are not touched."""
     for operator, handler in _torchs.items():
         if on:
             _handlers.setdefault(operator, handler)
@@ -243,7 +244,7 @@ def switch(on: bool) -> None:
 
 
 def _wrap_loss_parallel(losses: Any) -> None:
-    """`loss_parallel` has handlers of its own for log_softmax, and takes away what is there when it ends."""
+    """Restores the handlers at the end of `loss_parallel`, which has its own for log_softmax and then removes them."""
     disable = losses._disable_custom_loss_ops
 
     def disable_and_switch() -> None:

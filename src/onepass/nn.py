@@ -1,4 +1,4 @@
-"""The functions as modules, in the place of torch.nn's and Megatron's: no state, picklable."""
+"""The functions as modules that replace those of torch.nn and Megatron. They have no state and can be pickled."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ _MASK_TYPES = ("no_mask", "padding", "causal", "padding_causal")
 
 
 class _Module(torch.nn.Module):
-    """A call of a function whose arguments are attributes, those that are not the default ones in the repr."""
+    """A module whose attributes are the arguments of a function. The repr shows those that differ from the defaults."""
 
     def extra_repr(self) -> str:
         given = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
@@ -57,14 +57,14 @@ class _Family(_Module):
 
 
 class Softmax(_Family):
-    """`onepass.softmax` over `dim` as a module, in the place of `torch.nn.Softmax`.
+    """`onepass.softmax` over `dim` as a module, to replace `torch.nn.Softmax`.
 
     Args:
-        dim, dtype, engine: as `onepass.softmax` takes them. Without a dim it is the last one; torch.nn.Softmax guesses
+        dim, dtype, engine: as `onepass.softmax` takes them. The default dim is the last one; torch.nn.Softmax guesses
             one, with a warning.
 
-    A call takes a tensor of any shape and gives one of its shape, of its dtype or `dtype`. Errors are those of
-    `onepass.softmax`, at the call.
+    A call takes a tensor of any shape. It returns a tensor of that shape, of the dtype `dtype` or else the input's. A
+    call raises the errors of `onepass.softmax`.
 
     >>> import torch, onepass
     >>> onepass.nn.Softmax(dim=1)(torch.zeros(2, 4))[0]
@@ -80,7 +80,7 @@ class Softmax(_Family):
 
 
 class LogSoftmax(_Family):
-    """`onepass.log_softmax` over `dim` as a module, in the place of `torch.nn.LogSoftmax`. As `Softmax` in all else.
+    """`onepass.log_softmax` over `dim` as a module, to replace `torch.nn.LogSoftmax`. All else is as in `Softmax`.
 
     >>> import torch, onepass
     >>> onepass.nn.LogSoftmax(dim=0)(torch.zeros(3, 4))[0]
@@ -91,7 +91,7 @@ class LogSoftmax(_Family):
 
 
 class Softmin(_Family):
-    """`onepass.softmin` over `dim` as a module, in the place of `torch.nn.Softmin`. As `Softmax` in all else.
+    """`onepass.softmin` over `dim` as a module, to replace `torch.nn.Softmin`. All else is as in `Softmax`.
 
     >>> import torch, onepass
     >>> onepass.nn.Softmin()(torch.tensor([0.0, 0.0, torch.inf]))
@@ -107,8 +107,8 @@ class LogSumExp(_Module):
     Args:
         dim, keepdim, engine: as `onepass.logsumexp` takes them.
 
-    A call takes a tensor of any shape and gives one of its dtype, without the reduced dims or with size 1 there. Errors
-    are those of `onepass.logsumexp`, at the call.
+    A call takes a tensor of any shape. It returns a tensor of the same dtype, without the reduced dims or with size 1
+    there. A call raises the errors of `onepass.logsumexp`.
 
     >>> import torch, onepass
     >>> onepass.nn.LogSumExp(dim=1)(torch.zeros(2, 10))
@@ -124,25 +124,25 @@ class LogSumExp(_Module):
 
 
 class ScaledMaskedSoftmax(_Module):
-    """`onepass.softmax` of scores as a module, in the place of Megatron's and Transformer Engine's
-    `FusedScaleMaskSoftmax`: "scaled", "scaled masked" and "scaled upper triang masked" softmax, of any shape.
+    """`onepass.softmax` of scores as a module, to replace `FusedScaleMaskSoftmax` of Megatron and Transformer Engine:
+    "scaled", "scaled masked" and "scaled upper triang masked" softmax, of any shape.
 
     Args:
-        scale: what the input is multiplied by; None is 1.
-        attn_mask_type: "padding", "causal", "padding_causal" or "no_mask", or a member of Megatron's `AttnMaskType` so
-            named. All but "no_mask" take a mask; the causal ones also hide the keys after a query, the last query
-            being that of the last key.
-        softmax_in_fp32: taken as Megatron has it. Half types are computed in float32 in either case, and rounded once.
+        scale: a factor of the input; None is 1.
+        attn_mask_type: "padding", "causal", "padding_causal" or "no_mask", or the member of Megatron's `AttnMaskType`
+            of that name. All but "no_mask" take a mask. The causal ones also hide the keys after a query; the last
+            query is aligned with the last key.
+        softmax_in_fp32: accepted because Megatron has it. Half types are always computed in float32 and rounded once.
         engine: as `onepass.softmax` takes it.
 
-    A call takes a tensor of the shape (batch, heads, queries, keys), or any of at least two dims whose last is reduced;
-    a bool mask that broadcasts to it, or None, True where an element is MASKED OUT (`mask=` of `onepass.softmax` is the
-    other way round); and `softmax_offset`, None or one value per head: the logit of a sink. It gives a tensor of the
-    input's shape and dtype. A row with everything masked out is 0.
+    A call takes a tensor of the shape (batch, heads, queries, keys), or any with at least two dims, and reduces the
+    last dim. `mask` is None or a bool tensor that broadcasts to the input, True where an element is MASKED OUT (the
+    opposite of `mask=` of `onepass.softmax`). `softmax_offset` is None or has one value per head: the logit of a sink.
+    The result has the input's shape and dtype. A row with everything masked out is 0.
 
     Raises ValueError for an unknown `attn_mask_type`, or a mask with "no_mask"; TypeError for a mask that is not bool.
-    Other errors are those of `onepass.softmax`, at the call. Megatron's `mask_func` has no place: what is masked out
-    has the score -inf, and takes no part whatever the input holds there.
+    A call also raises the errors of `onepass.softmax`. There is no `mask_func` as in Megatron: a masked-out element has
+    the score -inf, whatever the input holds there.
 
     >>> import torch, onepass
     >>> softmax = onepass.nn.ScaledMaskedSoftmax(scale=0.125, attn_mask_type="causal")
@@ -187,15 +187,14 @@ class ScaledMaskedSoftmax(_Module):
 
 
 class CrossEntropyLoss(_Module):
-    """`onepass.cross_entropy` as a module, in the place of `torch.nn.CrossEntropyLoss`.
+    """`onepass.cross_entropy` as a module, to replace `torch.nn.CrossEntropyLoss`.
 
     Args:
         weight: as `onepass.cross_entropy` takes it; a buffer of the module.
         ignore_index, reduction, label_smoothing, z_loss, softcap, inplace_backward, check, empty, engine: as
             `onepass.cross_entropy` takes them.
 
-    A call takes logits and classes, or probabilities of classes. Errors are those of `onepass.cross_entropy`, at the
-    call.
+    A call takes logits, and classes or class probabilities. It raises the errors of `onepass.cross_entropy`.
 
     >>> import torch, onepass
     >>> loss = onepass.nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -233,12 +232,12 @@ class CrossEntropyLoss(_Module):
 
 
 class LinearCrossEntropyLoss(_Module):
-    """`onepass.linear_cross_entropy` as a module without parameters: a call takes (hidden, weight, target, bias=None),
-    so that the weight may be tied to that of an embedding.
+    """`onepass.linear_cross_entropy` as a module without parameters. A call takes (hidden, weight, target, bias=None),
+    so that the weight may be tied to an embedding's. It raises the errors of `onepass.linear_cross_entropy`.
 
     Args:
         ignore_index, reduction, label_smoothing, z_loss, softcap, chunk, engine: as `onepass.linear_cross_entropy`
-            takes them, whose errors a call has.
+            takes them.
 
     >>> import torch, onepass
     >>> loss = onepass.nn.LinearCrossEntropyLoss(chunk=2)
@@ -282,7 +281,7 @@ class _OfClasses(_Module):
 
 
 class LogProb(_OfClasses):
-    """`onepass.log_prob` of the dim `dim` as a module. Args and errors: those of `onepass.log_prob`.
+    """`onepass.log_prob` over `dim` as a module, with the arguments and errors of `onepass.log_prob`.
 
     >>> import torch, onepass
     >>> onepass.nn.LogProb()(torch.zeros(2, 8), torch.tensor([3, 5]))
@@ -296,7 +295,7 @@ class LogProb(_OfClasses):
 
 
 class Entropy(_OfClasses):
-    """`onepass.entropy` over `dim` as a module. Args and errors: those of `onepass.entropy`.
+    """`onepass.entropy` over `dim` as a module, with the arguments and errors of `onepass.entropy`.
 
     >>> import torch, onepass
     >>> onepass.nn.Entropy()(torch.zeros(2, 8))
@@ -308,7 +307,7 @@ class Entropy(_OfClasses):
 
 
 class KLDiv(_Module):
-    """`onepass.kl_div` over `dim` as a module. Args and errors: those of `onepass.kl_div`.
+    """`onepass.kl_div` over `dim` as a module, with the arguments and errors of `onepass.kl_div`.
 
     >>> import torch, onepass
     >>> onepass.nn.KLDiv()(torch.tensor([[2.0, 0.0, 1.0]]), torch.zeros(1, 3))
@@ -333,10 +332,11 @@ class KLDiv(_Module):
 
 
 class SegmentSoftmax(_Module):
-    """`onepass.segment_softmax` as a module. A call takes x, and offsets or `index=` and `num_segments=` or `lengths=`.
+    """`onepass.segment_softmax` as a module. A call takes x, and offsets, or `index=` (and `num_segments=`), or
+    `lengths=`. It raises the errors of `onepass.segment_softmax`.
 
     Args:
-        dim, scale, dtype, engine: as `onepass.segment_softmax` takes them, whose errors come at the call.
+        dim, scale, dtype, engine: as `onepass.segment_softmax` takes them.
 
     >>> import torch, onepass
     >>> onepass.nn.SegmentSoftmax()(torch.zeros(3), torch.tensor([0, 1, 3]))

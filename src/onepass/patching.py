@@ -1,9 +1,9 @@
-"""`patch`: torch's own softmax family computed by onepass, whatever name it is called by.
+"""`patch` makes onepass compute torch's own softmax family, by whatever name it is called.
 
-All names of the family, from `Tensor.softmax` to `nn.Softmin` and `F.cross_entropy`, end in a few aten operators. What
-is overridden here are the kernels of these operators, for the CPU and for CUDA. Whatever lies above a kernel (autograd
-and its decompositions but two, torch.func, autocast, fake tensors, dispatch modes) stays torch's, and so do all other
-operators. The kernels are installed by the first patch and stay; later ones switch them on and off.
+All names of the family, from `Tensor.softmax` to `nn.Softmin` and `F.cross_entropy`, call a few aten operators. This
+file overrides the CPU and CUDA kernels of these operators. All layers above a kernel stay torch's: torch.func,
+autocast, fake tensors, dispatch modes, autograd and its decompositions (with two exceptions, below). All other
+operators stay torch's too. The first patch installs the kernels for good; later ones switch them on and off.
 """
 
 import importlib
@@ -37,15 +37,15 @@ _counting = threading.Lock()
 
 
 class Report:
-    """What became of the calls of torch's softmax family while a `patch(report=True)` was on; `str` gives a table.
+    """Counts the calls of torch's softmax family while a `patch(report=True)` is on. `str` makes a table of it.
 
-    The functions are "softmax" (softmin and everything else that torch makes of a softmax among them), "log_softmax",
+    The functions are "softmax" (which includes softmin and all else that torch computes by a softmax), "log_softmax",
     "logsumexp", "softmax backward", "log_softmax backward" and "cross_entropy", whose backward is not counted.
     """
 
     def __init__(self) -> None:
         self._fallbacks: Counter[tuple[str, str]] = Counter()
-        self._before: Counter[str] = Counter()  # the calls until it was switched off, less the process's when it was on
+        self._before: Counter[str] = Counter()  # calls of earlier periods; while on, less the count at the start
         self._on = False
 
     def _switch(self, on: bool) -> None:
@@ -58,13 +58,13 @@ class Report:
 
     @property
     def served(self) -> dict[str, int]:
-        """How many calls onepass computed, by function."""
+        """The number of calls that onepass computed, by function."""
         with _counting:
             return dict(self._served())
 
     @property
     def fallbacks(self) -> dict[tuple[str, str], int]:
-        """How many calls torch computed, by function and reason."""
+        """The number of calls that torch computed, by function and reason."""
         with _counting:
             return dict(self._fallbacks)
 
@@ -76,22 +76,23 @@ class Report:
 
 
 class patch:
-    """torch's softmax family is computed by onepass from this call on, until `restore()` or the end of the context.
+    """Makes onepass compute torch's softmax family from this call on, until `restore()` or the end of the context.
 
-    `torch.softmax`, `log_softmax`, `logsumexp`, their methods of Tensor, `torch.nn.functional` (`softmin`,
-    `cross_entropy`, `gumbel_softmax` too), `torch.nn` and `torch.special`, under whatever name they were imported and
-    from C++ too: the CPU and CUDA kernels of the aten operators they end in are overridden. It holds for all threads of
-    the process. Graphs that TorchInductor compiled have no such operators, and are as they were.
+    It overrides the CPU and CUDA kernels of the aten operators that the family calls: `torch.softmax`, `log_softmax`,
+    `logsumexp`, their Tensor methods, and the functions and modules of `torch.nn.functional` (`softmin`,
+    `cross_entropy` and `gumbel_softmax` too), `torch.nn` and `torch.special`. It does not matter under which name they
+    were imported, and calls from C++ are included. It applies to all threads of the process. Graphs that TorchInductor
+    compiled do not call these operators, so they do not change.
 
-    Results have torch's dtype, shape and strides (contiguous), gradients of any order are recorded by torch (those of
-    cross_entropy, and of logsumexp of half types, by onepass). torch's own kernels compute what onepass does not take:
-    integers and complex numbers, for example. A DTensor takes the path that it takes in onepass's own functions, which
-    gathers no rows. Contexts nest; torch computes again when the last patch is restored.
+    Results have torch's dtype, shape and strides (contiguous). torch records gradients of any order; onepass records
+    those of cross_entropy, and of logsumexp of half types. torch's own kernels compute the calls that onepass does not
+    support, for example of integers and complex numbers. A DTensor is computed as in onepass's own functions, which
+    gather no rows. Contexts nest; torch computes again when the last patch is restored.
 
     Args:
-        report: whether `report` counts the calls, by function, and why torch computed some of them.
-        pyg: whether `torch_geometric.utils.softmax` is `onepass.contrib.pyg.softmax` too, in all modules of
-            torch_geometric, so that GATConv and all else that attends to edges has it. It is not counted.
+        report: whether `report` counts the calls by function, and the reasons why torch computed some of them.
+        pyg: whether to replace `torch_geometric.utils.softmax` by `onepass.contrib.pyg.softmax` too, in all modules of
+            torch_geometric. Then GATConv and all other layers with attention over edges use it. It is not counted.
 
     Attributes:
         report: a `Report`, or None.
@@ -140,7 +141,7 @@ _active: list[patch] = []
 
 
 def _switch(which: patch, on: bool) -> None:
-    """`which` is among the active patches, or is not; onepass computes while there are any."""
+    """Adds `which` to the active patches, or removes it. onepass computes while any patch is active."""
     with _lock:
         if on == (which in _active):
             return
@@ -163,32 +164,32 @@ def _switch(which: patch, on: bool) -> None:
 
 
 def _pyg_softmax() -> Callable[..., Tensor]:
-    """The softmax of torch_geometric itself."""
+    """torch_geometric's own softmax."""
     before = next((p._pyg for p in _active if p._pyg), None)
     return before or importlib.import_module("torch_geometric.utils").softmax
 
 
 def _replace_in_pyg(old: Callable[..., Tensor], new: Callable[..., Tensor]) -> None:
-    """Replaces a function in every module of torch_geometric that has it by the name softmax."""
+    """Replaces `old` by `new` in every module of torch_geometric that has it under the name softmax."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "torch_geometric" and vars(module).get("softmax") is old:
             vars(module)["softmax"] = new
 
 
 # The kernels ----------------------------------------------------------------------------------------------------------
-# The overriding kernels are C++ (torch/aten_override.cpp). A call that such a kernel does not serve goes to a private
-# operator, which takes the same arguments and the reason. The kernel of that operator is here: it notes the call and
-# calls torch's own kernel. Two more are Python alone: that of logsumexp where autograd records, because torch's formula
-# starts from the rounded result, and that of cross_entropy_loss, which torch makes of a log_softmax in memory.
+# The overriding kernels are C++ (torch/aten_override.cpp). If such a kernel does not support a call, it calls a private
+# operator with the same arguments and a reason. The kernel of the private operator is in this file: it counts the call
+# and calls torch's own kernel. Two overriding kernels are Python: logsumexp under autograd, because torch's formula for
+# the gradient uses the rounded result, and cross_entropy_loss, because torch computes it by a log_softmax in memory.
 
 _KEYS = ("CPU", "CUDA") if torch.version.cuda else ("CPU",)
 # The functions of a report, in the order in which they are counted in C++.
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp", "softmax backward", "log_softmax backward")
-# Why torch computes a call, by the numbers of C++ (Reason in torch/aten_override.h), with {0} for the first tensor.
+# Why torch computes a call, indexed by Reason of torch/aten_override.h. {0} is the first tensor.
 _OFF = 0
 _REASONS = (
     "",
-    "arguments that onepass does not take",  # most of which torch refuses, in its own words
+    "arguments that onepass does not take",  # torch raises its own errors for most of them
     "dtype {0.dtype}",
     "no native engine serves this {0.device.type} device",
     "out= of another shape, dtype or device than the result",
@@ -196,7 +197,7 @@ _REASONS = (
     "an error of onepass",
 )
 _WATCHED = "a transform, mode, subclass or trace that sees torch's operators"
-# aten's operators, by the function of a report.
+# aten operators, and the function that a report counts them as.
 _OPERATORS = {
     "_softmax": "softmax",
     "softmax.int_out": "softmax",
@@ -209,19 +210,19 @@ _OPERATORS = {
 
 _reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
-_followers: list[Callable[[bool], object]] = []  # what is called with a new _on
-# Locked while the switch is thrown. Nothing may be imported meanwhile: another thread may wait for this lock while it
-# imports a module that follows the switch.
+_followers: list[Callable[[bool], object]] = []  # functions that are called with the new _on
+# Held while _on changes. Nothing may be imported while it is held: another thread may wait for this lock during the
+# import of a module that calls `follow_switch`.
 _switching = threading.Lock()
-_cross_entropies = 0  # that onepass computed since the start of the process
-# The kernels that were there before ours, by operator and key.
+_cross_entropies = 0  # calls that onepass computed since the start of the process
+# The kernels that onepass's replaced, by operator and dispatch key.
 _before: dict[tuple[str, str], Any] = {}
-# The types of the exceptions that those raised. C++ refers to them by address, so they have to live on.
+# The types of the exceptions that these kernels raised. C++ refers to them by address, so they must stay alive.
 _raised: set[type[BaseException]] = set()
 
 
 def _compute_here(on: bool) -> None:
-    """Have onepass compute the operators from now on, or torch. The first call installs the kernels, which stay."""
+    """Makes onepass compute the operators from now on, or torch. The first call installs the kernels for good."""
     global _on
     if not _before:
         _install()
@@ -233,7 +234,7 @@ def _compute_here(on: bool) -> None:
 
 
 def follow_switch(do: Callable[[bool], object]) -> None:
-    """Calls `do(on)` now and whenever the switch is thrown."""
+    """Calls `do(on)` now and whenever patches are switched on or off."""
     with _switching:
         _followers.append(do)
         do(_on)
@@ -244,7 +245,7 @@ def is_on() -> bool:
 
 
 def _served() -> Counter[str]:
-    """How many calls onepass computed since the start of the process, by function."""
+    """The number of calls that onepass computed since the start of the process, by function."""
     counts = zip(FUNCTIONS, native.patch_served(len(FUNCTIONS)), strict=True)
     return Counter({**dict(counts), "cross_entropy": _cross_entropies})
 
@@ -255,7 +256,7 @@ def _install() -> None:
             _before[aten, key] = torch.library.get_kernel(f"aten::{aten}", key)
     torchs = [key in _KEYS and all(_is_torchs(aten, key) for aten in _OPERATORS) for key in ("CPU", "CUDA")]
     always = torch.is_warn_always_enabled()
-    # That a kernel is overridden torch says once in a process: here, where Python can ignore it.
+    # torch warns once in a process that a kernel is overridden. Trigger the warning here, where Python can ignore it.
     torch.set_warn_always(False)
     try:
         with warnings.catch_warnings():
@@ -266,18 +267,18 @@ def _install() -> None:
                 for aten, function in _OPERATORS.items():
                     library.impl(f"_torch_{aten.lstrip('_')}", _torchs(aten, key, function), key, with_keyset=True)
                 _aten.impl("logsumexp", _recording(f"Autograd{key}"), f"Autograd{key}", with_keyset=True)
-                # Not below autograd: to compilers that would mean that the operator is not to be decomposed.
+                # With the key of autograd: a kernel below it would tell compilers not to decompose the operator.
                 _aten.impl("cross_entropy_loss", _cross_entropy(f"Autograd{key}"), f"Autograd{key}", with_keyset=True)
             native.install_patch("CUDA" in _KEYS, *torchs)
     finally:
         torch.set_warn_always(always)
 
 
-_aten = torch.library.Library("aten", "IMPL")  # whose kernels live as long as it does
+_aten = torch.library.Library("aten", "IMPL")  # kernels registered with it live as long as it does
 
 
 def _is_torchs(aten: str, key: str) -> bool:
-    """Whether the kernel of an operator that is in force for a key is torch's: by the file it was registered in."""
+    """Whether an operator's active kernel for a dispatch key is torch's, judged by the file that registered it."""
     table = torch._C._dispatch_dump_table(f"aten::{aten}").splitlines()
     return any(line.startswith(f"{key}: ") and "/aten/src/ATen/Register" in line for line in table)
 
@@ -290,12 +291,12 @@ def _has_engine(x: Tensor) -> bool:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether onepass takes tensors of this dtype and device."""
+    """Whether onepass supports tensors of this dtype and device."""
     return x.dtype in FLOATS and (x.is_cpu or (x.is_cuda and _has_engine(x)))
 
 
 def _note(function: str, reason: str) -> None:
-    """A call that torch computes, for the reports."""
+    """Counts a call that torch computes, in all reports."""
     with _counting:
         for report in _reports:
             report._fallbacks[function, reason] += 1
@@ -303,12 +304,12 @@ def _note(function: str, reason: str) -> None:
 
 def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
     def kernel(keys: Any, reason: int, *args: Any, **out: Tensor) -> Tensor:
-        with DisableTorchFunction():  # a subclass or a mode is not to see what is asked of a tensor
+        with DisableTorchFunction():  # subclasses and modes must not see the accesses to tensors below
             if reason != _OFF and _reports:
                 _note(function, _REASONS[reason].format(args[0]))
             try:
                 return _before[aten, key].call_boxed(keys, *args, **out)
-            except BaseException as error:  # which the C++ kernel raises again
+            except BaseException as error:  # the C++ kernel raises it again
                 _raised.add(type(error))
                 native.patch_raised(type(error), str(error))
                 return out.get("out", args[0])
@@ -317,8 +318,8 @@ def _torchs(aten: str, key: str, function: str) -> Callable[..., Tensor]:
 
 
 def _recording(key: str) -> Callable[..., Tensor]:
-    """The kernel of logsumexp above autograd: torch's own, but for half types that eager autograd alone records, and
-    for DTensors, whose rows the gradient of torch's may gather."""
+    """The autograd kernel of logsumexp. It calls torch's own, except for half types that only eager autograd records,
+    and for DTensors, because the gradient of torch's may gather their rows."""
     torchs = torch.library.get_kernel("aten::logsumexp", key).call_boxed
     count = FUNCTIONS.index("logsumexp")
 
@@ -336,8 +337,8 @@ def _recording(key: str) -> Callable[..., Tensor]:
 
 
 def _is_recorded(x: Tensor) -> bool:
-    """Whether onepass records a logsumexp of x. A half type is recorded by eager autograd, and by nothing else, which
-    is to see torch's operator."""
+    """Whether onepass records the gradient of a logsumexp of x. It records a half type only if eager autograd alone
+    records the call: transforms, modes and traces have to see torch's operator."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return False
     if is_dtensor(x):
@@ -346,7 +347,7 @@ def _is_recorded(x: Tensor) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether something besides eager autograd is to see torch's operators."""
+    """Whether something other than eager autograd has to see torch's operators: a transform, a mode or a trace."""
     return not (
         forward_ad._current_level < 0
         and peek_interpreter_stack() is None
@@ -356,7 +357,7 @@ def _is_watched() -> bool:
 
 
 def _takes(x: Tensor, dim: Sequence[int]) -> bool:
-    """Whether onepass takes a call, as C++ finds it out for those without a gradient."""
+    """Whether onepass supports a call of logsumexp: the check that C++ makes for calls without a gradient."""
     bound = x.dim() or 1
     return (
         x.layout is torch.strided
@@ -367,7 +368,7 @@ def _takes(x: Tensor, dim: Sequence[int]) -> bool:
 
 
 def _cross_entropy(key: str) -> Callable[..., Tensor]:
-    """The kernel of cross_entropy_loss, which torch makes of a log_softmax and a nll_loss."""
+    """The autograd kernel of cross_entropy_loss, which torch itself computes by log_softmax and nll_loss."""
     torchs = torch.library.get_kernel("aten::cross_entropy_loss", key).call_boxed
 
     def kernel(
@@ -387,7 +388,7 @@ def _cross_entropy(key: str) -> Callable[..., Tensor]:
                     try:
                         given = weight, ignore_index, ("none", "mean", "sum")[reduction], label_smoothing
                         loss: Any = cross_entropy(x, target, *given)
-                    except (IndexError, RuntimeError, TypeError, ValueError):  # torch raises what its users catch
+                    except (IndexError, RuntimeError, TypeError, ValueError):  # torch then raises its own error
                         reason = _REASONS[6]
                     else:
                         with _counting:
@@ -401,7 +402,7 @@ def _cross_entropy(key: str) -> Callable[..., Tensor]:
 
 
 def _why_not(x: Tensor, target: Tensor, weight: Tensor | None) -> str:
-    """Why torch computes a cross-entropy; nothing where onepass takes it, or finds what is wrong with it."""
+    """Why torch computes a cross-entropy; "" if onepass computes it or raises an error for it."""
     if _is_watched() or not {type(x), type(target), type(weight)} <= {*PLAIN_TYPES, NoneType}:
         return _WATCHED
     if x.dtype not in FLOATS:
@@ -413,7 +414,7 @@ def _why_not(x: Tensor, target: Tensor, weight: Tensor | None) -> str:
         not x.numel()
         or target.dtype is not (x.dtype if target.shape == x.shape else torch.int64)
         or (weight is not None and weight.dtype is not x.dtype and not (widens and weight.dtype is torch.float32))
-        or widens is not autocast_to_float32(x)  # autocast_keeps_half is not for torch's functions
+        or widens is not autocast_to_float32(x)  # autocast_keeps_half does not apply to torch's functions
     ):
         return _REASONS[1]
     return ""

@@ -1,4 +1,4 @@
-"""The two switches of a thread: batch invariance, and which results torch.autocast makes float32."""
+"""The two settings of a thread: batch invariance, and whether torch.autocast makes results float32."""
 
 import functools
 import threading
@@ -16,9 +16,9 @@ _UNSET, _ASK = -1, 2
 
 
 class _Scope:
-    """A setting of this thread that has the value `enabled` inside the context, and its earlier value after it."""
+    """A context that gives a setting of this thread the value `enabled`, and restores the earlier value at its end."""
 
-    _exchange: Callable[[int], int]  # sets the value of the setting and gives the one it had
+    _exchange: Callable[[int], int]  # sets the value of the setting and returns the old one
 
     def __init__(self, enabled: bool = True):
         if not isinstance(enabled, bool):
@@ -34,15 +34,16 @@ class _Scope:
 
 
 class batch_invariant(_Scope):
-    """In this context, in this thread, a row's bits are the same alone, among any number of rows, and wherever it lies.
+    """A context in which, for this thread, the bits of a row's result depend neither on other rows nor on its address.
 
-    By default the CUDA engine looks at the number of rows (few long rows are spread over more of the GPU) and reads
-    rows through aligned spans; both change the order in which a row is added up, and with it the last bit of a
-    result. Here plans follow from the dtypes and the length of a row alone. Few long rows then take longer, and so do
-    rows that begin within a 16-byte vector. Results are the same bits from run to run in either case.
+    By default the CUDA engine chooses a plan by the number of rows (few long rows are spread over more of the GPU) and
+    reads rows with aligned vector loads. Both change the order in which a row is summed, and so the last bit of a
+    result. In this context a plan depends only on the dtypes and the length of a row. Few long rows then take longer,
+    and so do rows that do not begin at a multiple of 16 bytes. Results have the same bits from run to run in either
+    case.
 
     Args:
-        enabled: False switches it off in the context, whatever `set_batch_invariant` has set.
+        enabled: False switches batch invariance off in the context, whatever `set_batch_invariant` has set.
 
     Raises:
         TypeError: `enabled` is no bool.
@@ -59,10 +60,10 @@ class batch_invariant(_Scope):
 
 
 def set_batch_invariant(enabled: bool) -> bool:
-    """Switch batch invariance on or off for all threads of this process; gives what it was.
+    """Switch batch invariance on or off for all threads of this process, and return the old value.
 
     Args:
-        enabled: as for `batch_invariant`, whose contexts go before it.
+        enabled: as for `batch_invariant`. Inside such a context the context's value applies.
 
     Raises:
         TypeError: `enabled` is no bool.
@@ -92,8 +93,8 @@ def is_batch_invariant() -> bool:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # As autocast itself: a thread begins without it. An attribute of the object: one of the class has no guard in
-        # torch.compile.
+        # Every thread begins with False, as with autocast itself. It is an attribute of the instance, because
+        # torch.compile does not guard attributes of a class.
         self.keeps_half = False
 
 
@@ -101,8 +102,8 @@ _thread = _Thread()
 
 
 def autocast_to_float32(x: Tensor) -> bool:
-    """Whether torch.autocast has this tensor's softmax family give float32: of half tensors on a GPU, as it does for
-    torch's. On a CPU torch leaves these functions alone."""
+    """Whether torch.autocast makes the softmax family return float32 for this tensor. It does so for half tensors on a
+    GPU, as for torch's functions. On a CPU torch.autocast does not change these functions."""
     return (
         x.dtype in HALF_DTYPES
         and x.device.type == "cuda"
@@ -112,16 +113,16 @@ def autocast_to_float32(x: Tensor) -> bool:
 
 
 class autocast_keeps_half(_Scope):
-    """In this context, in this thread, torch.autocast leaves the softmax family alone: half in, half out.
+    """A context in which, for this thread, torch.autocast does not change the softmax family: half in, half out.
 
-    Under torch.autocast on a GPU, softmax, log_softmax, softmin and logsumexp of a half tensor give float32, as torch's
-    do. The result then takes twice the memory, and is mostly cast back by the matrix product that follows. Rows are
-    computed in float32 in either case: what is lost is one rounding of the result.
+    Under torch.autocast on a GPU, softmax, log_softmax, softmin and logsumexp of a half tensor return float32, as
+    torch's do. The result then takes twice the memory, and usually the next matrix product casts it back. Rows are
+    computed in float32 in either case, so this context costs only one rounding of the result.
 
-    `dtype=` goes before it, as it does before autocast: `softmax(x, dtype=x.dtype)` keeps the type of one call.
+    `dtype=` overrides it, as it overrides autocast: `softmax(x, dtype=x.dtype)` keeps the dtype of one call.
 
     Args:
-        enabled: False gives float32 again within a context that does not.
+        enabled: False makes the results float32 again inside another such context.
 
     Raises:
         TypeError: `enabled` is no bool.

@@ -1,4 +1,4 @@
-"""The file of tables of a GPU: where it is, what it holds, and how the CUDA engine gets it."""
+"""The tuning tables of a GPU, by which the CUDA engine chooses plans: the file's path and format, and loading it."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ ANY = 2**63 - 1
 
 
 class TableFile(NamedTuple):
-    """What the engine needs of a file of tables."""
+    """The content of a file of tables that the engine needs."""
 
     path: Path
     gpu: str
@@ -36,20 +36,21 @@ class TableFile(NamedTuple):
 
 
 def is_off() -> bool:
-    """Whether ONEPASS_TABLES=off keeps the engine to its built-in tables."""
+    """Whether ONEPASS_TABLES=off restricts the engine to its built-in tables."""
     return os.environ.get("ONEPASS_TABLES", "") == "off"
 
 
 def named() -> Path | None:
-    """The file that ONEPASS_TABLES names, if it does."""
+    """The file that ONEPASS_TABLES names, or None."""
     given = os.environ.get("ONEPASS_TABLES", "")
     return Path(given) if given and not is_off() else None
 
 
 def default_path(gpu: str) -> Path:
-    """The file of the GPUs of a name: $ONEPASS_TABLES where that names one, else one in the user's folder of settings.
+    """The file for GPUs of this name: $ONEPASS_TABLES if that names a file, else one in the user's config folder.
 
-    That folder is $XDG_CONFIG_HOME where that is an absolute path, else ~/.config. RuntimeError: the user has no home.
+    The config folder is $XDG_CONFIG_HOME if that is an absolute path, else ~/.config. Raises RuntimeError if the user
+    has no home.
 
     >>> default_path("NVIDIA H200").name if not named() else "tables-nvidia-h200.json"
     'tables-nvidia-h200.json'
@@ -62,7 +63,7 @@ def default_path(gpu: str) -> Path:
 
 
 def check_tables(tables: Any) -> None:
-    """Raise ValueError, with words, where `tables` are not all tables of entries of numbers. The engine judges these.
+    """Raise ValueError unless `tables` has all tables, with entries of six integers. The engine checks their values.
 
     >>> check_tables({"write_f32": []})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -85,10 +86,7 @@ def check_tables(tables: Any) -> None:
 
 
 def read(path: Path) -> TableFile:
-    """Read a file of tables.
-
-    Raises ValueError, which names the file and what is wrong with it.
-    """
+    """Read a file of tables. Raises ValueError that names the file and what is wrong with it."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -110,7 +108,7 @@ def read(path: Path) -> TableFile:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of tables whole or not at all: to a temporary file in its folder, which is then renamed."""
+    """Write a file of tables atomically: to a temporary file in the same folder, which is then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({key: value for key, value in content.items() if key not in ("tables", "measured")})
     tables = ",\n".join(
@@ -134,26 +132,26 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 class GpuModel(NamedTuple):
-    """A kind of GPU. Two of one `compute` and as many multiprocessors may differ, as H100 and H200 do."""
+    """A model of GPU. Two models may have the same `compute` and `multiprocessors` and still differ: H100 and H200."""
 
-    name: str  # as torch.cuda.get_device_name and the driver have it
+    name: str  # as torch.cuda.get_device_name and the driver report it
     compute: int  # 90 for compute capability 9.0
     multiprocessors: int
 
 
 def gpu_model(index: int | None) -> GpuModel:
-    """The kind of a CUDA device that is here."""
+    """The model of a CUDA device of this machine."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
     return GpuModel(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)
 
 
 def load(kind: GpuModel) -> TableFile | None:
-    """Have the CUDA engine use the file of tables of this kind of GPU, and return it; None where there is none.
+    """Load the file of tables of this GPU model into the CUDA engine, and return it. None if there is no file.
 
-    ONEPASS_TABLES=off keeps the built-in tables; ONEPASS_TABLES may name a file, which then has to be there.
+    ONEPASS_TABLES=off keeps the built-in tables. If ONEPASS_TABLES names a file, the file has to exist.
 
     Raises:
-        ValueError: the file cannot be read, is wrong, or is of another kind of GPU.
+        ValueError: the file cannot be read, is wrong, or is for another GPU model.
     """
     if is_off():
         return None
@@ -181,12 +179,12 @@ def _words(kind: GpuModel) -> str:
 
 @functools.cache
 def load_once(index: int | None) -> None:
-    """`load` at the first use of the CUDA engine on a device. A wrong file raises an error at each."""
+    """`load` at the first use of the CUDA engine on a device. A wrong file raises an error at every use."""
     load(gpu_model(index))
 
 
 def note(origin: str, gpu: str) -> str:
-    """A sentence on where the tables that the GPUs of a name use are from: `origin` is what `native.tables` says.
+    """A sentence that says where the tables for GPUs of this name are from. `origin` is that of `native.tables`.
 
     >>> note("built in, measured on NVIDIA H200, 2026-11-21", "NVIDIA H200")
     'tables built in, measured on NVIDIA H200, 2026-11-21'

@@ -1,4 +1,4 @@
-"""Functions with the signatures of other libraries: `pyg` is PyTorch Geometric's softmax, `dgl` DGL's edge_softmax.
+"""Functions with the signatures of other libraries: `pyg` has PyTorch Geometric's softmax, `dgl` DGL's edge_softmax.
 
 Neither module imports the library that it is named after.
 """

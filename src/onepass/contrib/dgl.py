@@ -1,4 +1,4 @@
-"""The edge_softmax of DGL: a softmax over the edges that begin, or end, in a node."""
+"""The edge_softmax of DGL: a softmax over the edges that begin or end in each node."""
 
 from typing import Any
 
@@ -8,25 +8,25 @@ from ..segments import Segments, segment_softmax
 
 __all__ = ["edge_softmax"]
 
-_ALL = "__ALL__"  # as dgl.base.ALL is
+_ALL = "__ALL__"  # the value of dgl.base.ALL
 
 
 def edge_softmax(graph: Any, logits: Tensor, eids: Any = _ALL, norm_by: str = "dst") -> Tensor:
     """A softmax over the edges of each node, as `dgl.nn.functional.edge_softmax`.
 
     Args:
-        graph: a `dgl.DGLGraph` with edges of one type, or what has its methods `edges`, `find_edges`, `num_dst_nodes`
-            and `num_src_nodes`.
+        graph: a `dgl.DGLGraph` with edges of one type, or another object with its methods `edges`, `find_edges`,
+            `num_dst_nodes` and `num_src_nodes`.
         logits: the scores of the edges, (edges, ...), in the order of their ids.
-        eids: the ids of the edges that take part, a tensor; all of them by default.
-        norm_by: "dst", the edges that end in a node, or "src", those that begin there.
+        eids: a tensor with the ids of the edges that take part; all edges by default.
+        norm_by: "dst" for a softmax over the edges that end in a node, "src" for the edges that begin there.
 
     Returns:
         A tensor of the shape and dtype of `logits`.
 
     Raises:
-        ValueError: another `norm_by`, edges and logits that do not go together. NotImplementedError: logits of several
-        types of edges. The other errors are those of `onepass.segment_softmax`.
+        ValueError: another `norm_by`, or not as many logits as edges. NotImplementedError: logits of several types of
+        edges. Also the errors of `onepass.segment_softmax`.
 
     >>> import torch
     >>> from onepass.contrib import dgl

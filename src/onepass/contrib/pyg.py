@@ -1,6 +1,6 @@
 """The softmax of PyTorch Geometric, over the edges that end in a node.
 
-`onepass.patch(pyg=True)` puts it in the place of `torch_geometric.utils.softmax`, wherever that was imported to.
+`onepass.patch(pyg=True)` replaces `torch_geometric.utils.softmax` by it, in every module that has imported that.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from ..segments import Segments, segment_softmax
 __all__ = ["softmax"]
 
 _MOST_PLANS = 8
-# Segments of an index by the memory that it lies in. A reference that is weak keeps the address from another's use.
+# A cache of Segments, by the memory of the index. The weak reference prevents that another storage has the address.
 _plans: "OrderedDict[tuple[Any, ...], tuple[StorageWeakRef, Segments]]" = OrderedDict()
 
 
@@ -28,21 +28,23 @@ def softmax(
 ) -> Tensor:
     """A softmax over the elements of `src` with the same index, as `torch_geometric.utils.softmax`.
 
-    That divides by the sum plus 1e-16; here it is the sum alone, which is at least 1. So results differ by rounding.
+    PyG divides by the sum plus 1e-16. This function divides by the sum, which is at least 1, so results differ only by
+    rounding.
 
     Args:
         src: a tensor of any shape, float64, float32, float16 or bfloat16.
-        index: the node of each element of `dim`, int64 or int32, in any order; or `onepass.Segments` made of it. The
-            order of an index is remembered while its memory lives and is not written, for some of the last ones.
-        ptr: where the elements of each node begin and where the last ones end, in the place of an index.
-        num_nodes: how many nodes an index has; without it, one more than the largest.
+        index: the node of each element of `dim`, int64 or int32, in any order; or an `onepass.Segments` made from it.
+            The Segments of the last few indices are cached, each until the memory of its index is freed or written.
+        ptr: the offsets of the nodes, in place of an index: where the elements of each node begin and the last ones
+            end.
+        num_nodes: the number of nodes of an index; without it, the largest index plus one.
         dim: the dim of the elements.
 
     Returns:
         A tensor of the shape and dtype of `src`.
 
     Raises:
-        NotImplementedError: neither index nor ptr. The other errors are those of `onepass.segment_softmax`.
+        NotImplementedError: neither index nor ptr is given. Also the errors of `onepass.segment_softmax`.
 
     >>> import torch
     >>> from onepass.contrib import pyg
@@ -57,7 +59,7 @@ def softmax(
 
 
 def _segments(index: Tensor, num_nodes: int | None) -> Segments:
-    """The segments of an index, from before if its memory is still the same."""
+    """The Segments of an index, from the cache if its memory is unchanged."""
     if torch.compiler.is_compiling() or not isinstance(index, Tensor) or index.is_inference():
         return Segments(index, num_nodes)
     storage = index.untyped_storage()

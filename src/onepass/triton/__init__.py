@@ -4,14 +4,14 @@
     loss.py       the entry points of losses, whose kernels are in loss_kernels.py
     divergence.py the entry points of divergences, whose kernels are in divergence_kernels.py
     segments.py   the entry points of segments, whose kernels are in segment_kernels.py
-    launch.py     the other entry points: whether the engine can run, any dims and strides as rows by n, the launch
+    launch.py     all other entry points: whether the engine can run, any dims and strides viewed as rows by n, launches
     plan.py       the tier of a call and its launch numbers, as data
-    kernels.py    a row tier, with whole rows on the chip, and an online tier, which streams longer rows; both for a
-                  function and for its gradient
-    score.py      what a kernel applies to an element that it reads, by function or by the parts of a score; arithmetic
-    epilogue.py   what a kernel makes of a row and of its elements, by function and direction
+    kernels.py    a row tier, which keeps whole rows on the chip, and an online tier, which streams longer rows; both
+                  for the forward and the backward
+    score.py      the prologue: how a kernel transforms an element that it reads (function, scores); arithmetic
+    epilogue.py   the epilogue: what a kernel computes from a row's state and its elements, by function and direction
 
-Triton itself is imported when the first kernel is needed, never by importing this package.
+Importing this package does not import Triton. The first kernel does.
 """
 
 from .divergence import (
