@@ -1,9 +1,9 @@
 """Gradients of every order: the first by one fused operator, the next by the same operator and pointwise arithmetic.
 
-A gradient goes one of three ways, as a forward does (ops.py): where nothing asks for its own gradient, the operator
-alone; under create_graph, function transforms and forward-mode AD, `TransformBackward`; when compiling, and for tensor
-subclasses, the registered operator, which a graph keeps by name. What has no such operator is plain arithmetic
-(decompositions.py).
+A gradient takes one of three paths, as a forward does (ops.py). If it needs no gradient itself, the operator alone is
+called. Under create_graph, function transforms and forward-mode AD it is `TransformBackward`. When compiling, and for
+tensor subclasses, it is the registered operator, which a graph keeps by name. A gradient without a fused operator is
+plain arithmetic (decompositions.py).
 """
 
 import functools
@@ -25,16 +25,16 @@ from .validation import Spec, reduces_to, wrap_dims
 __all__ = ["PLAIN_TYPES", "backward", "needs_no_autograd", "tangent"]
 
 _NAMES = {number: name for number, name in enumerate(FUNCTIONS) if name not in REDUCTIONS}
-_NUMBERS = {name: number for number, name in _NAMES.items()}  # as the operator of gradients takes the functions
+_NUMBERS = {name: number for number, name in _NAMES.items()}  # how the operator of gradients takes a function
 _REGISTERED = (
     torch.ops.onepass._softmax_backward.default,
     torch.ops.onepass._logsumexp_backward.default,
     torch.ops.onepass.triton_backward.default,
 )
 _CALLED = tuple(functools.partial(torch._C._dispatch_call_boxed, op._handle) for op in _REGISTERED)
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels that record, 3 us a call
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels of autograd, 3 us a call
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-# The devices whose gradients are fused, and the device of tensors without data.
+# The devices that have fused gradients, and the meta device.
 FUSED = frozenset(
     device
     for device in ("cpu", "cuda")
@@ -44,13 +44,13 @@ _CUDA = "cuda" in FUSED
 
 
 def _dtypes_match(g: Tensor, t: Tensor, saved: Sequence[Tensor]) -> bool:
-    """Whether `t`, g or one of `saved`, has a dtype that goes with g's: the same, which the result has too, or for the
-    input of logsumexp one whose result may have it."""
+    """Whether the dtype of `t`, which is g or one of `saved`, matches that of g. It has to be the same, except for the
+    input of logsumexp: a logsumexp of its dtype must be able to return g's dtype."""
     return t.dtype is g.dtype or (len(saved) == 2 and t is saved[0] and reduces_to("logsumexp", t.dtype, g.dtype))
 
 
 def _can_call_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor]) -> bool:
-    """Whether nothing but the engine's operator is needed: it can read the memory, and nothing records the call."""
+    """Whether the engine's operator can be called directly: it can read the memory, and nothing records the call."""
     dtype = g.dtype
     records = torch.is_grad_enabled()
     for t in (g, *saved):
@@ -67,17 +67,17 @@ def _can_call_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor]) -> bool:
 
 
 def _has_fused_backward(spec: Spec, g: Tensor, saved: Sequence[Tensor]) -> bool:
-    """Whether the operator takes these tensors. It would take the tensors of
-    torch.autograd.grad(is_grads_batched=True) one by one, so they do not count; nor do tensors that hooks on saved
-    tensors gave another dtype."""
+    """Whether the fused operator takes these tensors. False for the batched tensors of
+    torch.autograd.grad(is_grads_batched=True), which the operator would take one by one, and for saved tensors whose
+    dtype was changed by hooks."""
     return (g.device.type in FUSED or spec.engine == "triton") and all(
         _dtypes_match(g, t, saved) and t.layout is torch.strided and not is_legacy_batchedtensor(t) for t in (g, *saved)
     )
 
 
 def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Tensor:
-    """The gradient of the input, of dtype `to`, from that of the result. `saved` is the result, after the input for a
-    reduction."""
+    """The gradient of the input, of dtype `to`, from the upstream gradient g. `saved` is (result), or (input, result)
+    for a reduction."""
     if spec.function == "state":
         return decompositions.gradient(spec, g, saved, to)
     if _can_call_kernel(spec, g, saved):
@@ -91,7 +91,7 @@ def backward(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
 
 
 def _call_operator(operators: Any, spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Any:
-    """The engine's operator for a gradient."""
+    """Calls the engine's operator for a gradient."""
     function, dims, _, keepdim, engine = spec
     softmax, logsumexp, triton = operators
     if engine == "triton":
@@ -108,10 +108,10 @@ def _call_backward_kernel(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: to
 
 
 def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Tensor:
-    """The tangent of the result, of dtype `to`, from that of the input; for the jvp of an autograd.Function."""
+    """The tangent of the result, of dtype `to`, from the tangent t of the input, for the jvp of autograd.Function."""
 
     def compute(t: Tensor, *saved: Tensor) -> Tensor:
-        if spec.function in ("softmax", "softmin"):  # whose Jacobian is symmetric
+        if spec.function in ("softmax", "softmin"):  # the Jacobian is symmetric
             return backward(spec, t.to(saved[0].dtype), saved, to)
         return decompositions.tangent(spec, t, saved, to)
 
@@ -119,9 +119,10 @@ def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> 
 
 
 def one_level_out(compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
-    """`compute`, which gives a tensor or a tuple, with the tensors as the transform around the current one sees them.
+    """Calls `compute`, which returns a tensor or a tuple, with the tensors unwrapped by one level of torch.func, and
+    with forward mode on.
 
-    torch runs a jvp with forward mode off at all levels: to a jvp of that jvp (of torch.func) it would be a constant.
+    torch runs a jvp with forward mode off at all levels, so an outer jvp would take the result as a constant.
     """
     if peek_interpreter_stack() is None:
         return compute(*tensors)
@@ -135,8 +136,8 @@ def one_level_out(compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
 
 
 class TransformBackward(torch.autograd.Function):
-    """A gradient that has gradients. `x` is what the forward saved: the input for logsumexp, which has `lse` too, else
-    the result."""
+    """A gradient that has gradients. For logsumexp `x` is the input and `lse` the result. For other functions `x` is
+    the result and `lse` is None."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, lse: Tensor | None, spec: Spec, to: torch.dtype) -> Tensor:
@@ -183,7 +184,7 @@ class TransformBackward(torch.autograd.Function):
         if x.dim() > 1 or not spec.dims:
             spec = spec._replace(dims=[d + 1 for d in spec.dims])
             return TransformBackward.apply(g, x, lse, spec, to), 0
-        # A batch of 0-d tensors: their one dim has no place of its own in the batch.
+        # A batch of 0-d tensors: the dim that they reduce needs a dim of size 1.
         g, x = (g if lse is not None else g.unsqueeze(1)), x.unsqueeze(1)
         return TransformBackward.apply(g, x, lse, spec._replace(dims=[1], keepdim=False), to).reshape(-1), 0
 
@@ -192,7 +193,7 @@ class TransformBackward(torch.autograd.Function):
 
 
 def needs_no_autograd(*tensors: Tensor | None) -> bool:
-    """Whether nothing asks an operator with these tensors for a gradient, a tangent or a transform of it."""
+    """Whether no gradient, tangent or transform is needed of an operator that is called with these tensors."""
     if forward_ad._current_level >= 0 or peek_interpreter_stack() is not None:
         return False
     if torch.is_grad_enabled():
@@ -206,8 +207,8 @@ Parsed = tuple[tuple[Tensor, Tensor, Tensor | None], Spec, torch.dtype]
 
 
 def _register(name: str, parse: Callable[..., Parsed]) -> None:
-    """Registers what an operator of gradients does with tensors without data, and where its own derivatives may be
-    asked for. `parse` makes (the gradient and what was saved, spec, dtype of the result) of its arguments."""
+    """Registers the fake kernel of an operator of gradients, and its kernels under autograd and transforms. `parse`
+    converts its arguments to (gradient and saved tensors, spec, dtype of the result)."""
     operator = getattr(torch.ops.onepass, name).default
 
     def fake(*given: Any) -> Tensor:
@@ -216,7 +217,7 @@ def _register(name: str, parse: Callable[..., Parsed]) -> None:
 
     def kernel(*given: Any) -> Tensor:
         tensors, spec, to = parse(*given)
-        if needs_no_autograd(*tensors) or not spec.function:  # the operator refuses a function without a name
+        if needs_no_autograd(*tensors) or not spec.function:  # the operator raises the error for an unknown number
             with _BelowAutograd():
                 return operator(*given)
         spec = spec._replace(dims=wrap_dims(spec.function, tensors[1], spec.dims))
@@ -241,7 +242,7 @@ def _parse_triton(
     return (grad, saved, lse), Spec(function, dim, keepdim=keepdim, engine="triton"), dtype
 
 
-# A graph calls this; what it launches is not to be traced when it runs.
+# A graph calls this when it runs. Dynamo must not trace into it then.
 @torch._disable_dynamo
 def _triton_kernel(*arguments: Any) -> Tensor:
     (grad, saved, lse), spec, dtype = _parse_triton(*arguments)

@@ -1,11 +1,11 @@
 """Derivatives in plain torch arithmetic, which is differentiable itself.
 
-They serve what has no fused operator: the gradient of a state, a device or an engine whose gradients are not fused, and
-the derivatives of gradients. Half types are computed in float32.
+They are used if there is no fused operator: for the gradient of a state, for a device or an engine without fused
+gradients, and for the derivatives of gradients. Half types are computed in float32.
 
-In all of them `saved` holds what the forward saved: the result, and for a reduction the input before it. `to` is the
-dtype of what is returned. A function is one of the scores of its input, which the definition gives (reference.py). Each
-score is its element of the input times a constant: the derivatives are those of the scores, scored themselves.
+In all of them `saved` has the tensors that the forward saved: (result), or (input, result) for a reduction. `to` is the
+dtype of the returned tensor. A function is computed from the scores of its input, which reference.py defines: each
+element times a constant (-1 for softmin). So a derivative in the input is that in the scores, times the same constant.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import onepass.reference as reference  # `from . import` asks the package, which would import everything again
+import onepass.reference as reference  # `from . import` calls __getattr__ of the package, which imports everything
 
 from .validation import HALF_DTYPES, Spec
 
@@ -29,7 +29,7 @@ def _score(spec: Spec, x: Tensor) -> Tensor:
 
 
 def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """A reduced result with its reduced dims back, of size 1."""
+    """A reduced result with the reduced dims inserted again, of size 1."""
     if not keepdim:
         for dim in sorted(dims):
             reduced = reduced.unsqueeze(dim)
@@ -37,12 +37,12 @@ def unsqueeze_reduced(reduced: Tensor, dims: Sequence[int], keepdim: bool) -> Te
 
 
 def unsqueeze_planes(planes: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """A state with its reduced dims back; its first dim is none of the input's."""
+    """A state with the reduced dims inserted again. Its first dim is that of the planes m and l, not of the input."""
     return unsqueeze_reduced(planes, [dim + 1 for dim in dims], keepdim)
 
 
 def _weights(spec: Spec, saved: Sequence[Tensor]) -> Tensor:
-    """The softmax by which a gradient of log_softmax or logsumexp is weighted."""
+    """The softmax, which a gradient of log_softmax or logsumexp is multiplied by."""
     if spec.function == "log_softmax":
         return _upcast(saved[0]).exp()
     x, lse = saved
@@ -52,7 +52,7 @@ def _weights(spec: Spec, saved: Sequence[Tensor]) -> Tensor:
 def _state_derivatives(spec: Spec, saved: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """For a state of scores x, m = amax(x) and l = sum(exp(x - m)): dm/dx, dl/dx at a constant m, and -dl/dm.
 
-    dm/dx is shared evenly among equal maxima, as torch.amax shares it. An infinite m is not subtracted (0 is), so l
+    dm/dx is shared evenly among equal maxima, as in torch.amax. For an infinite m 0 is subtracted in its place, so l
     does not depend on it.
     """
     x = _score(spec, _upcast(saved[0]))
@@ -67,7 +67,7 @@ def _state_derivatives(spec: Spec, saved: Sequence[Tensor]) -> tuple[Tensor, Ten
 
 
 def gradient(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Tensor:
-    """The gradient of the input from that of the result."""
+    """The gradient of the input from the upstream gradient g."""
     function, dims, keepdim = spec.function, spec.dims, spec.keepdim
     if function == "logsumexp":
         dx = _upcast(unsqueeze_reduced(g, dims, keepdim)) * _weights(spec, saved)
@@ -85,7 +85,7 @@ def gradient(spec: Spec, g: Tensor, saved: Sequence[Tensor], to: torch.dtype) ->
 
 
 def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> Tensor:
-    """The tangent of the result from that of the input. For softmax and softmin it is the gradient (autograd.py)."""
+    """The tangent of the result from the tangent t of the input. Softmax and softmin use `backward` (autograd.py)."""
     t, dims = _score(spec, _upcast(t)), spec.dims
     if spec.function == "logsumexp":
         dy = (t * _weights(spec, saved)).sum(dims, keepdim=spec.keepdim)
@@ -99,20 +99,20 @@ def tangent(spec: Spec, t: Tensor, saved: Sequence[Tensor], to: torch.dtype) -> 
 
 
 # Derivatives of a gradient --------------------------------------------------------------------------------------------
-# A gradient dx is a function of the result's gradient g and of what was saved. In g it is linear: its derivative in g
-# is the engine's operator again (softmax, softmin), or its transpose.
+# A gradient dx is a function of the upstream gradient g and of the saved tensors. It is linear in g: its derivative in
+# g is the engine's operator again (softmax, softmin), or the transpose.
 #
 #     softmax, softmin   dx = y (g - sum(g y))    log_softmax   dx = g - exp(y) sum(g)
 #     logsumexp          dx = g exp(x - lse)
 #
-# of the scores x, and of the input the score of dx.
+# x are the scores here. The gradient of the input is the score of dx.
 
 
 def gradient_of_gradient(spec: Spec, v: Tensor, g: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of g and of each of `saved` from v, the gradient of dx. The first is None for softmax and softmin,
-    where it is the gradient of softmax of v."""
+    """The gradients of g and of each of `saved` from v, the gradient of dx. The gradient of g is None for softmax and
+    softmin: there it is `backward` of v (autograd.py)."""
     dims, keepdim = spec.dims, spec.keepdim
-    v, to = _score(spec, _upcast(v)), g.dtype  # the dtype of all of them but the input of logsumexp
+    v, to = _score(spec, _upcast(v)), g.dtype  # the dtype of all results except the gradient of logsumexp's input
     if spec.function == "logsumexp":
         x, lse = saved
         weighted = v * _weights(spec, saved)
@@ -131,8 +131,8 @@ def gradient_of_gradient(spec: Spec, v: Tensor, g: Tensor, saved: Sequence[Tenso
 def gradient_tangent(
     spec: Spec, g: Tensor, saved: Sequence[Tensor], tangents: Sequence[Tensor | None], to: torch.dtype
 ) -> Tensor | None:
-    """The part of the tangent of dx that comes from the tangents of `saved`; the part from the tangent of g is to be
-    added."""
+    """The part of the tangent of dx that comes from the tangents of `saved`. The caller adds the part that comes from
+    the tangent of g."""
     if all(t is None for t in tangents):
         return None
     dims, keepdim = spec.dims, spec.keepdim

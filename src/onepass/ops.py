@@ -1,9 +1,9 @@
-"""The operators in PyTorch: fake kernels, gradients, vmap, and the ways that a call may go.
+"""The operators in PyTorch: fake kernels, gradients, vmap, and the paths that a call may take.
 
-Where no gradient is needed, the operator below autograd is called, which costs least. Under eager autograd a call is
-recorded by `EagerFunction`, under function transforms and forward-mode AD by `TransformFunction`. When compiling, and
-for tensor subclasses, it is the registered operator, which a graph keeps by name, and which goes one of the other ways
-when it runs. Most calls need none of this: they take the fast path (functional.py).
+If no gradient is needed, the operator is called below autograd, which is cheapest. Eager autograd records a call with
+`EagerFunction`; function transforms and forward-mode AD use `TransformFunction`. When compiling, and for tensor
+subclasses, the registered operator is called. A graph keeps it by name, and it takes one of the other paths when it
+runs. Most calls need none of this: they take the fast path (functional.py).
 """
 
 import functools
@@ -23,16 +23,16 @@ from .validation import FLOATS, HALF_DTYPES, Spec, check_inference, check_memory
 
 _ops = torch.ops.onepass
 _WITH_OUT = tuple(name for name in FUNCTIONS if name != "state")  # these have a fast path too
-# A handle goes straight into the dispatcher: the call of an OpOverload first looks for __torch_function__ and a jit
-# tracer.
+# A call of a handle enters the dispatcher directly. A call of an OpOverload first looks for __torch_function__ and a
+# jit tracer.
 call_boxed = torch._C._dispatch_call_boxed
 _REGISTERED = {name: getattr(_ops, name).default for name in (*FUNCTIONS, "triton")}
 _CALLED = {name: functools.partial(call_boxed, operator._handle) for name, operator in _REGISTERED.items()}
 _OUT = {name: getattr(_ops, name).out for name in (*_WITH_OUT, "triton")}
 HANDLES = {name: getattr(_ops, f"_{name}").int._handle for name in _WITH_OUT}
 OUT_HANDLES = {name: getattr(_ops, f"_{name}").int_out._handle for name in _WITH_OUT}
-# Each look-up in a module costs 40 ns, and a call makes eight.
-_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels that record, 3 us a call
+# Aliases, because a look-up in a module costs 40 ns and a call makes eight.
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd  # skips the Python kernels of autograd, 3 us a call
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -41,7 +41,7 @@ _torch_function_modes = torch._C._len_torch_function_stack
 
 
 def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> list[int]:
-    # Not `i in dims`: that is always false in a graph that torch.compile makes for any dim.
+    # Not `i in dims`: that is always False if torch.compile makes a graph for a symbolic dim.
     reduced = [any(i == d for d in dims) for i in range(len(shape))]
     if keepdim:
         return [1 if gone else size for size, gone in zip(shape, reduced, strict=True)]
@@ -49,7 +49,7 @@ def reduced_shape(shape: Sequence[int], dims: Sequence[int], keepdim: bool) -> l
 
 
 def _empty(x: Tensor, spec: Spec) -> Tensor:
-    """A tensor for the result, with its dtype, shape and strides."""
+    """An empty tensor with the dtype, shape and strides of the result."""
     dtype = result_dtype(spec.function, x.dtype, spec.dtype)
     if spec.function not in REDUCTIONS:
         return torch.empty_like(x, dtype=dtype)
@@ -68,7 +68,7 @@ class TransformFunction(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.spec = inputs
         ctx.input_dtype, ctx.output_dtype = x.dtype, output.dtype
-        saved = (x, output) if ctx.spec.function in REDUCTIONS else (output,)  # what torch saves, no more
+        saved = (x, output) if ctx.spec.function in REDUCTIONS else (output,)  # the same as torch saves
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
 
@@ -83,15 +83,15 @@ class TransformFunction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, spec: Spec) -> tuple[Tensor, int]:
         x = x.movedim(in_dims[0] or 0, 0)
-        batch = int(spec.function == "state")  # where the batch comes out: behind the planes
-        if x.dim() == 1 and spec.dims:  # a batch of 0-d tensors: their one dim has no place of its own in the batch
+        batch = int(spec.function == "state")  # the batch dim of the result: behind the planes of a state
+        if x.dim() == 1 and spec.dims:  # a batch of 0-d tensors: the dim that they reduce needs a dim of size 1
             y = TransformFunction.apply(x.unsqueeze(1), spec._replace(dims=[1], keepdim=False))
             return y.reshape(y.shape[: batch + 1]), batch
         return TransformFunction.apply(x, spec._replace(dims=[d + 1 for d in spec.dims])), batch
 
 
 class EagerFunction(torch.autograd.Function):
-    """A call under eager autograd alone. Its forward has the context too: an eighth of the cost of binding arguments to
+    """A call under eager autograd alone. Its forward takes the context, at an eighth of the cost of a separate
     `setup_context`, which transforms need."""
 
     @staticmethod
@@ -104,15 +104,15 @@ class EagerFunction(torch.autograd.Function):
     backward = staticmethod(TransformFunction.backward)
 
 
-# Ways of a call -------------------------------------------------------------------------------------------------------
+# Paths of a call ------------------------------------------------------------------------------------------------------
 
 
 def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
-    """A call with derivatives, by the `apply` of an autograd.Function.
+    """A call with derivatives. `apply` is that of an autograd.Function.
 
-    The derivatives of logsumexp are made from its result. For a half type the rounding of the result would spoil them
-    (a gradient of rows around 100 adds up to 0.84 to 1.25 in bfloat16), so a half input gives a float32 result, which
-    is saved, and the caller a rounded one.
+    The derivatives of logsumexp are computed from its result. For a half type the rounded result would make them
+    inaccurate: in bfloat16, the gradient of a row of values around 100 sums to 0.84 to 1.25. So for a half input a
+    float32 result is saved, and the caller gets a rounded one.
     """
     if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:
         return apply(x, spec._replace(dtype=torch.float32)).to(x.dtype)
@@ -120,7 +120,7 @@ def _differentiable(x: Tensor, spec: Spec, apply: Any) -> Tensor:
 
 
 def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> Any:
-    """Calls the one of the operators that serves the call. `named` is an `out`, or nothing."""
+    """Calls the operator of `operators` that serves the call. `named` is an `out`, or nothing."""
     function, dims, dtype, keepdim, engine = spec
     if engine == "triton":
         return operators["triton"](x, function, dims, dtype, keepdim, **named)
@@ -132,13 +132,14 @@ def _invoke(operators: dict[str, Any], x: Tensor, spec: Spec, **named: Any) -> A
 
 
 def _call_registered(x: Tensor, spec: Spec) -> Tensor:
-    """The registered operator alone: no gradient is recorded, and nothing is checked but by the kernel."""
+    """The registered operator below autograd: no gradient is recorded, and only the kernel checks anything."""
     with _BelowAutograd():
         return _invoke(_CALLED, x, spec)
 
 
 def _call_kernel(x: Tensor, spec: Spec) -> Tensor:
-    """The same by the operator of the fast path, where that takes the call: under autocast it takes none."""
+    """As `_call_registered`, but by the operator of the fast path if that takes the call. It takes no call under
+    autocast."""
     function, dims, dtype, keepdim, engine = spec
     if len(dims) == 1 and function in HANDLES and engine != "triton" and not _is_autocast_enabled():
         lse = function == "logsumexp"
@@ -151,7 +152,7 @@ def _call_kernel(x: Tensor, spec: Spec) -> Tensor:
 
 
 def call(x: Tensor, spec: Spec) -> Tensor:
-    """A checked call, the way that its surroundings ask for."""
+    """A checked call, by the path that the current modes and transforms need."""
     if _is_compiling() or type(x) not in PLAIN_TYPES or _tracing_state() or _torch_function_modes():
         return _invoke(_REGISTERED, x, spec)
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
@@ -162,14 +163,14 @@ def call(x: Tensor, spec: Spec) -> Tensor:
 
 
 def call_out(x: Tensor, spec: Spec, out: Tensor) -> None:
-    """A checked call into a checked `out`. Whether that shares memory with the input, the operator finds out."""
-    if torch.compiler.is_dynamo_compiling() and not out.is_contiguous():  # Dynamo refuses such an out= of any operator
+    """A checked call into a checked `out`. The operator checks whether `out` shares memory with the input."""
+    if torch.compiler.is_dynamo_compiling() and not out.is_contiguous():  # Dynamo does not support such an out=
         out.copy_(call(x, spec))
         return
     if torch.compiler.is_compiling():
         _invoke(_OUT, x, spec, out=out)
         return
-    with torch._C._AutoDispatchBelowADInplaceOrView():  # the version is incremented here, at a tenth of the cost
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # incrementing the version below takes a tenth of the time
         _invoke(_OUT, x, spec, out=out)
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
@@ -178,7 +179,7 @@ def call_out(x: Tensor, spec: Spec, out: Tensor) -> None:
 # Registrations --------------------------------------------------------------------------------------------------------
 
 
-# A graph calls these two; what they launch is not to be traced when it runs.
+# A graph calls these two functions when it runs. Dynamo must not trace into them then.
 @torch._disable_dynamo
 def _triton_out(
     input: Tensor, function: str, dim: list[int], dtype: torch.dtype | None, keepdim: bool, *, out: Tensor
@@ -199,8 +200,8 @@ def _triton_kernel(input: Tensor, function: str, dim: list[int], dtype: torch.dt
 
 
 def _register(name: str, as_spec: Callable[..., Spec]) -> None:
-    """Registers what an operator does with tensors without data, and where derivatives may be asked for. `as_spec`
-    takes the arguments of the operator but the input."""
+    """Registers an operator's fake kernel, and its kernels under autograd and function transforms. `as_spec` takes the
+    arguments of the operator except the input."""
     operator = _CALLED[name]
 
     def kernel(input: Tensor, *given: Any, **named: Any) -> Tensor:
@@ -224,7 +225,8 @@ def _parse(function: str, dim: list[int], keepdim: bool = False, dtype: Any = No
 
 
 def _register_out(name: str, operator: Any) -> None:
-    """An `out` that was saved for a backward must be known to be overwritten, also by a direct call of the operator."""
+    """Registers a kernel that increments the version of `out`, so that a backward that saved `out` finds that it was
+    overwritten, also by a direct call of the operator."""
 
     def overwrite(keyset: Any, *given: Any, **named: Any) -> None:
         out = named.get("out", given[-1])
@@ -243,7 +245,7 @@ def _register_out(name: str, operator: Any) -> None:
 
 
 def _register_fast_path(function: str) -> None:
-    """The operators of the fast path take no call that anything else has a say in: they return None, or False."""
+    """Registers the operators of the fast path. They return None, or False, if a mode or a transform is active."""
     name, lse = f"_{function}.int", function == "logsumexp"
 
     def fake(input: Tensor, dim: int, option: Any = None) -> Tensor | None:
@@ -253,15 +255,15 @@ def _register_fast_path(function: str) -> None:
         return _empty(input, Spec(function, [dim], dtype, lse and bool(option)))
 
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
-    # Not only torch.jit.trace, which writes the registered operator down, and transforms: also the tensors that no
-    # kernel takes, sparse ones for example. Their errors come from the slow path.
+    # They also return None under torch.jit.trace, which has to record the registered operator, and for tensors that no
+    # kernel takes, sparse ones for example, for which the slow path raises the error.
     keys = ["AutocastCUDA", "Batched", "CompositeExplicitAutograd", "FuncTorchDynamicLayerFrontMode", "Tracer"]
     for key in (*keys, "NestedTensorCPU", "NestedTensorCUDA"):
         library.impl(name, lambda *_: None, key)
         library.impl(f"{name}_out", lambda *_: False, key)
     for key in ("Functionalize", "Negative"):
         library.impl(f"{name}_out", lambda *_: False, key)
-    for overload in (name, f"{name}_out"):  # without these, torch also looks whether a gradient is needed
+    for overload in (name, f"{name}_out"):  # without a kernel here, torch also checks whether a gradient is needed
         library.impl(overload, torch.library.fallthrough_kernel, "Autograd")
 
 

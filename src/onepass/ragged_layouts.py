@@ -1,6 +1,7 @@
 """Tensors whose layout has rows of unequal length: jagged nested tensors, and sparse tensors in compressed rows.
 
-Over their ragged dim a function is that of the segments of their values, over any other dim it is that of their values.
+Over the ragged dim a function is computed over segments of `values()`. Over any other dim it is computed over that dim
+of `values()`.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def _of_segments(function: str, values: Tensor, offsets: Tensor, dim: int, optio
 def _jagged(function: str, x: Any, dim: int, option: Any, engine: str, plain: Plain) -> Tensor:
     if dim == 0:
         raise NotImplementedError(f"onepass.{function}(): of a nested tensor takes no dim 0, the batch")
-    if x.lengths() is not None:  # its values have gaps
+    if x.lengths() is not None:  # there are gaps between its rows
         x = x.contiguous()
     values, offsets, ragged = x.values(), x.offsets(), x._ragged_idx
     reduces = function == "logsumexp"

@@ -1,16 +1,16 @@
-"""The definitions, in plain float64 PyTorch: the one oracle that every engine is compared with.
+"""The definitions of the functions in plain float64 PyTorch. Every engine is tested against them.
 
-Nothing here calls torch's own softmax family, and nothing here is fast. Each function takes a tensor of any real
-dtype, any layout and any device, and returns float64 on that device. Where a caller's ``dtype`` is to be tested,
-round first: ``reference.softmax(x.to(dtype), dim)``. The functions are differentiable, to any order.
+No function here calls torch's own softmax family, and none is fast. Each takes a tensor of any real dtype, layout and
+device, and returns float64 on that device. To test the argument ``dtype`` of a function, round the input first:
+``reference.softmax(x.to(dtype), dim)``. The functions are differentiable, to any order.
 
-Special values (``m`` is a row's maximum): a row that holds a NaN gives NaN; a row of all ``-inf`` (``-inf - -inf``) or
-with a ``+inf`` (``inf - inf``) gives NaN for the three softmaxes, while its logsumexp is ``m`` itself. An empty row
-gives an empty result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element. In a state it is
-``l`` that a NaN goes to, and ``m`` is the maximum of the other elements.
+Special values (``m`` is a row's maximum): a row with a NaN gives NaN. A row that is all ``-inf`` (``-inf - -inf``) or
+has a ``+inf`` (``inf - inf``) gives NaN for the three softmaxes, and ``m`` for logsumexp. An empty row gives an empty
+result, and its logsumexp is ``log(0) = -inf``. A 0-d tensor is one row of one element. In the state of a row with a
+NaN, ``l`` is NaN and ``m`` is the maximum of the other elements.
 
-The functions but the state take the score options by keyword: ``sink`` and ``empty``, and those of `score`. A row
-whose scores and sink are all ``-inf`` has nothing; with ``empty="zero"`` its softmax is 0 and its log_softmax -inf.
+All functions except `state` take the options of scores by keyword: ``sink`` and ``empty``, and those of `score`. If the
+scores and the sink of a row are all ``-inf``, with ``empty="zero"`` its softmax is 0 and its log_softmax -inf.
 
 Source: the shift by the maximum is the standard stable form, e.g. Blanchard, Higham and Higham, "Accurately computing
 the log-sum-exp and softmax functions", IMA Journal of Numerical Analysis 41 (2021).
@@ -40,11 +40,11 @@ def score(
     alibi: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The score of each element of ``x``: what ``function`` is computed of in place of ``x``.
+    """The score of each element of ``x``. ``function`` is computed from the scores in place of ``x``.
 
-    In this order: times ``scale``, into ``softcap`` by tanh, plus ``bias``, less ``alibi`` times the distance of query
-    and key, and -inf where ``mask`` is False or the key is outside the window, whatever ``x`` holds there. Query ``q``
-    stands at key ``q + offset``; without an offset the last query stands at the last key.
+    In this order: multiplied by ``scale``, capped at ``softcap`` by tanh, plus ``bias``, minus ``alibi`` times the
+    distance of query and key, and -inf if ``mask`` is False or the key is outside the window, whatever ``x`` has there.
+    Query ``q`` is aligned with key ``q + offset``; by default the last query is aligned with the last key.
 
     >>> import torch
     >>> score("softmin", torch.tensor([1.0, 2.0]))
@@ -66,7 +66,7 @@ def score(
                 near = side * distance <= bound
                 seen = near if seen is None else seen & near
     if seen is not None:
-        s = torch.where(seen, s, 0.0)  # a NaN there would make a NaN of its gradient
+        s = torch.where(seen, s, 0.0)  # a NaN in a masked element would make its gradient NaN
     if scale is not None:
         s = s * scale
     if softcap is not None:
@@ -86,7 +86,7 @@ def softmax(
     empty: str = "nan",
     **options: Any,
 ) -> Tensor:
-    """``exp(x - m) / sum(exp(x - m))`` over ``dim`` (an int, or several for one softmax over all of them).
+    """``exp(x - m) / sum(exp(x - m))`` over ``dim``, an int, or several ints for one softmax over all these dims.
 
     Returns float64 of the shape of ``x``.
 
@@ -147,7 +147,7 @@ def logsumexp(
     empty: str = "nan",
     **options: Any,
 ) -> Tensor:
-    """``m + log(sum(exp(x - m)))`` over ``dim``. ``empty`` changes its gradient alone.
+    """``m + log(sum(exp(x - m)))`` over ``dim``. ``empty`` changes only the gradient.
 
     Returns float64 of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``.
 
@@ -161,14 +161,14 @@ def logsumexp(
     """
     _, total, m, nothing = _rows("logsumexp", x, dim, sink, empty, options)
     result = _unless(nothing, empty, m + total.log(), -torch.inf)
-    return result if keepdim else result.sum(_dims(x, dim))  # each of these dims has size 1 now
+    return result if keepdim else result.sum(_dims(x, dim))  # removes dims of size 1
 
 
 def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """``m``, the maximum over ``dim``, and ``l = sum(exp(x - m))``, where an infinite ``m`` is not subtracted.
 
-    Returns two float64 tensors of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``. Where a
-    maximum is there several times, its gradient is shared among them, as that of ``torch.amax``.
+    Returns two float64 tensors of the shape of ``x`` without ``dim``, or with size 1 there if ``keepdim``. If several
+    elements equal the maximum, they share its gradient evenly, as in ``torch.amax``.
 
     >>> import torch
     >>> state(torch.tensor([0.0, 0.0, float("-inf")]))
@@ -184,7 +184,7 @@ def state(x: Tensor, dim: int | Sequence[int] = -1, keepdim: bool = False) -> tu
     else:
         m = x.masked_fill(x.isnan(), -torch.inf).amax(dims, keepdim=True)
         total = _sum((x - m.masked_fill(m.isinf(), 0.0)).exp(), dims)
-    return (m, total) if keepdim else (m.sum(dims), total.sum(dims))  # each of these dims has size 1 now
+    return (m, total) if keepdim else (m.sum(dims), total.sum(dims))  # removes dims of size 1
 
 
 def _rows(
@@ -195,10 +195,10 @@ def _rows(
     empty: str,
     options: dict[str, Any],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores less ``m``, the sum of their exponentials, ``m``, and where a row has nothing, whose scores are then 0 if
-    ``empty`` is "zero", so that they have no gradient.
+    """(scores minus ``m``, the sum of their exponentials, ``m``, a mask of rows whose scores and sink are all -inf).
 
-    Detaching the maximum ``m`` changes no derivative: the functions do not depend on it.
+    With ``empty="zero"`` the scores of these rows are 0, so that they have no gradient. Detaching the maximum ``m``
+    changes no derivative: the functions do not depend on it.
     """
     s = score(function, x.to(torch.float64), **options)
     dims = _dims(s, dim)
@@ -209,20 +209,20 @@ def _rows(
     if empty == "zero":
         s, sinks, m = torch.where(nothing, 0.0, s), torch.where(nothing, 0.0, sinks), torch.where(nothing, 0.0, m)
     if function == "logsumexp":
-        m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN, exp(inf - 0) and exp(-inf - 0) are what is meant
+        m = torch.where(m.isinf(), 0.0, m)  # inf - inf would be NaN; exp(inf - 0) and exp(-inf - 0) are right
     shifted = s - m
     return shifted, _sum(shifted.exp(), dims) + (sinks - m).exp(), m, nothing
 
 
 def _unless(nothing: Tensor, empty: str, result: Tensor, value: float) -> Tensor:
-    """The result, but for rows that have nothing if ``empty`` is "zero"."""
+    """``result``, with ``value`` in the rows where ``nothing`` is True if ``empty`` is "zero"."""
     return torch.where(nothing, value, result) if empty == "zero" else result
 
 
 def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The sum over ``dims``, which stay with size 1. A row's elements are first laid side by side: torch adds such ones
-    pairwise, and others one after another, so that the error grows with the row's length (16 eps for 600 equal ones).
-    """
+    """The sum over ``dims``, which are kept with size 1. Each row is first made contiguous: torch sums contiguous
+    elements pairwise, but strided ones sequentially, whose error grows with the row's length (16 eps for 600 equal
+    elements)."""
     if not x.dim():
         return x.clone()
     others = [d for d in range(x.dim()) if d not in dims]
@@ -231,7 +231,7 @@ def _sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _dims(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
-    """``dim`` as distinct, non-negative ints; a 0-d tensor has the one dim that torch gives it."""
+    """``dim`` as distinct, non-negative ints. A 0-d tensor has one dim here, as in torch."""
     rank = max(x.dim(), 1)
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
@@ -244,5 +244,5 @@ def _dims(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _empty(x: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether there is no row, or nothing in the rows: torch has no maximum of nothing."""
+    """Whether there are no rows, or the rows are empty: torch raises an error for a maximum of no elements."""
     return any(x.size(d) == 0 for d in dims) if x.dim() else False

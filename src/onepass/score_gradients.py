@@ -1,7 +1,7 @@
 """The derivatives of the functions of scores (scored.py).
 
-A call that is recorded or transformed goes through `ScoredFunction`, whose gradient is an operator too. Where that is
-recorded itself it is the same arithmetic, which has derivatives of every order.
+A call that autograd records or that is under a transform goes through `ScoredFunction`, whose gradient is an operator
+too. If the gradient is recorded itself, it is computed by torch arithmetic, which has derivatives of every order.
 """
 
 import functools
@@ -44,19 +44,19 @@ Like = tuple[Sequence[int], torch.dtype]
 
 
 def _sum_to(t: Tensor, like: Like | None, times: float = 1.0) -> Tensor:
-    """The sum of `t` / `times` over the dims that `like` was broadcast along, made in the accumulator's dtype, or in
-    float64 for a float64 gradient."""
+    """The sum of `t` / `times` over the dims along which a tensor of shape `like` was broadcast, computed in the
+    accumulator's dtype, or in float64 for a float64 gradient."""
     assert like is not None
     shape, dtype = like
     t = t.double() if dtype is torch.float64 else t
-    if t.is_cpu and _is_direct(t):  # bits do not depend on the number of threads
+    if t.is_cpu and _is_direct(t):  # a kernel whose result does not depend on the number of threads
         total = t.new_empty(shape, dtype=dtype)
         if _SUM_KERNEL(t, total, times) or _SUM_KERNEL(t.contiguous(), total, times):
             return total
     lead = t.dim() - len(shape)
     dims = [d for d, size in enumerate(t.shape) if d < lead or (size != 1 and shape[d - lead] == 1)]
-    # torch accumulates half types in float32. On a GPU it need not write that: the sum moves fewer bytes. By a power of
-    # two a bfloat16 is divided exactly.
+    # On a GPU torch accumulates half types in float32 anyway, so the result may be written as a half type, which moves
+    # fewer bytes. That is exact if it is not divided afterwards, or if a bfloat16 is divided by a power of two.
     is_exact = times == 1 or (dtype is torch.bfloat16 and abs(math.frexp(times)[0]) == 0.5)
     made_in = dtype if is_exact and t.dtype is dtype and t.is_cuda else _accumulator(t.dtype, t.dtype)
     total = t.sum(dims, keepdim=True, dtype=made_in) if dims else t
@@ -94,7 +94,7 @@ class ScoredFunction(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, g_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *tensors, y, lse = ctx.saved_tensors
         side = SideTensors(*tensors)
-        if lse is None:  # then its output is empty
+        if lse is None:  # then the second output is empty
             g_lse = None
         call = ctx.spec, ctx.scores, ctx.input_dtype, ctx.needs_input_grad[:5], ctx.likes
         grads = gradients(x, side, y, lse, g, g_lse, *call)
@@ -116,7 +116,7 @@ class ScoredFunction(torch.autograd.Function):
         x = x.expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         moved = []
         for t, dim, dropped in zip(side, in_dims[1:6], (0, 0, 2, 0, 0), strict=True):
-            if t is not None and dim is not None:  # its batch goes before the dims that it lacks of the input's
+            if t is not None and dim is not None:  # the batch dim goes first, then dims of size 1 that t lacks
                 t = t.movedim(dim, 0)
                 t = t.reshape(t.size(0), *[1] * (x.dim() - dropped - t.dim()), *t.shape[1:])
             moved.append(t)
@@ -140,7 +140,7 @@ def _logsumexp_backward(
 ) -> Tensor:
     """The gradient of the input of logsumexp, or of its scores, of dtype `to`."""
     if not (spec.dtype is torch.float32 and x.dtype in HALF_DTYPES):
-        x = x.to(_result_dtype(x, spec.dtype))  # as the function has rounded it
+        x = x.to(_result_dtype(x, spec.dtype))  # as the forward rounded it
     side, spec = side._replace(sink=None), spec._replace(dtype=to)
     if _is_direct(g, lse, x, *side):
         return _launch_logsumexp_backward(g, lse, of_scores, x, side, spec, scores)
@@ -160,16 +160,16 @@ def gradients(
     needed: Sequence[bool],
     likes: Sequence[Like | None],
 ) -> list[Tensor | None]:
-    """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`;
-    None where not `needed`."""
+    """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`.
+    None for those that are not `needed`."""
     result: list[Tensor | None] = [None] * 5
-    times = 1.0  # the factor of `ds` beside that of the scores' gradients
+    times = 1.0  # `ds` is the gradient of the scores times this
     if g is None and g_lse is None:
         return result
     dims = spec.dims
     wide = _accumulator(y.dtype, y.dtype)
     needs_x, needs_scale, needs_bias, needs_alibi, needs_sink = needed
-    # Then the operator gives dx, and ds, if it is needed, is that without the factor.
+    # If is_plain, the operator computes dx, and ds, if it is needed, is dx divided by the factor.
     is_number = side.scale is None and not scores.softcap
     is_plain = not needs_scale and (is_number or not (needs_bias or needs_alibi))
     if spec.function == "logsumexp":
@@ -186,12 +186,12 @@ def gradients(
                 ds = _logsumexp_backward(total, whole, True, x, side, spec, scores, wide)
             else:
                 dx = _logsumexp_backward(total, whole, False, x, side, spec, scores, to)
-        sum_of_row = -total  # of the gradients by which the sink is weighted
+        sum_of_row = -total  # the gradient of the sink is minus this times the sink's weight
     else:
         g = torch.zeros_like(y) if g is None else g
         ds = dx = both = None
         if needs_x and needs_bias and not (needs_scale or needs_alibi) and g_lse is None and likes[1] is not None:
-            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # result for both
+            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # then dx is the gradient of both
             of_cap = x if scores.softcap else None
             both = None if is_one else _launch_bias_grad(g, y, of_cap, side, spec, scores, to, likes[1])
         if both is not None:
@@ -199,7 +199,7 @@ def gradients(
             needs_bias = False
         elif is_plain and needs_x and g_lse is None:
             dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
-            if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by it
+            if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by the factor
                 ds, times = dx, scores.factor
         if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
             plain = scores._replace(factor=1.0, softcap=0.0)
@@ -289,7 +289,7 @@ def _forward_autograd(*given: Any) -> Any:
         with _BelowAutograd():
             return _forward_operator(*given)
     x, _, spec, _ = _parse(given)
-    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:  # as ops.py has it, and why
+    if spec.function == "logsumexp" and spec.dtype is None and x.dtype in HALF_DTYPES:  # see ops._differentiable
         y, lse = ScoredFunction.apply(*given[:8], torch.float32, *given[9:])
         return y.to(x.dtype), lse
     return ScoredFunction.apply(*given)

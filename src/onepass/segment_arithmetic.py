@@ -1,8 +1,8 @@
-"""The arithmetic of rows of unequal length in place of a kernel.
+"""The functions of segments in torch arithmetic, for calls that no kernel takes.
 
-csrc/core/segment_problem.h defines the functions. What no kernel computes, derivatives of a higher order and those of
-function transforms are made here of sums over segments, which have derivatives of every order. Their bits do not change
-from run to run.
+csrc/core/segment_problem.h defines the functions. This file is also used for derivatives of a higher order and for
+function transforms: it is written with sums over segments, which have derivatives of every order. The results have the
+same bits from run to run.
 """
 
 import math
@@ -16,12 +16,12 @@ from .validation import result_dtype
 
 
 class SegmentSpec(NamedTuple):
-    """What the operators take besides tensors."""
+    """The arguments of the operators except the tensors."""
 
-    dim: int  # the ragged one, from 0 up
+    dim: int  # the ragged dim, from 0 up
     function: str
-    factor: float = 1.0  # of the scores
-    dtype: torch.dtype | None = None  # of the result. A gradient has one
+    factor: float = 1.0  # the scores are factor * x + bias
+    dtype: torch.dtype | None = None  # the dtype of the result; not None for a gradient
     engine: str = "native"
 
     @property
@@ -36,8 +36,8 @@ class SegmentSpec(NamedTuple):
 
 
 class _Rule(torch.autograd.Function):
-    """A function of a tensor, whose dim 0 is the ragged one or that of the segments, and of where the segments are. It
-    is linear, and so is its derivative."""
+    """A linear function of a tensor, whose dim 0 is the ragged dim or the dim of the segments. It also takes the offsets
+    and the segment of each item (ids). Its derivative is linear too."""
 
     _transposed: Any
     generate_vmap_rule = False
@@ -78,7 +78,7 @@ class _Sum(_Rule):
 
 
 class _Spread(_Rule):
-    """The number of its segment for each item."""
+    """Broadcasts a value per segment to the items of the segment."""
 
     @staticmethod
     def forward(t: Tensor, offsets: Tensor, ids: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class _Spread(_Rule):
 
 
 class _Segments:
-    """The segments of a call. Tensors of items have the ragged dim first, in the order of the segments."""
+    """The segments of a call. Its methods take tensors with the ragged dim first and the items sorted by segment."""
 
     def __init__(self, like: Tensor, offsets: Tensor, order: Tensor | None, dim: int):
         self.dim, self.order, self.count = dim, order, offsets.shape[0] - 1
-        # Offsets that are none, which nobody has looked at, are within the items at least.
+        # Wrong offsets, which may be unchecked, are made to lie within the items at least.
         self.offsets = offsets.long().clamp(0, like.shape[dim]).cummax(0).values
         items = torch.arange(like.shape[dim], device=offsets.device)
         ids = torch.searchsorted(self.offsets[1:].contiguous(), items, right=True)
@@ -126,7 +126,7 @@ class _Segments:
         return each
 
     def maximum(self, t: Tensor) -> Tensor:
-        """Of each segment, without its NaNs. It has no derivative."""
+        """The maximum of each segment, without its NaNs. It has no derivative."""
         t = t.detach()
         t = t.masked_fill(t.isnan(), -math.inf)
         ids = self.ids.reshape(-1, *[1] * (t.dim() - 1)).expand_as(t)
@@ -143,7 +143,7 @@ def _scores(x: Tensor, bias: Tensor | None, spec: SegmentSpec, segments: _Segmen
 
 
 def _state(s: Tensor, segments: _Segments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(m, l, exponentials of items, shares of items in the derivative of m). An infinite m is a constant."""
+    """(m, l, exponentials of items, derivative of m in each item). An infinite m is a constant."""
     top = segments.maximum(s)
     is_infinite = top.isinf()
     is_top = (s.detach() == segments.spread(top)).to(s.dtype)
@@ -158,7 +158,7 @@ def _state(s: Tensor, segments: _Segments) -> tuple[Tensor, Tensor, Tensor, Tens
 def forward_arithmetic(
     x: Tensor, offsets: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpec
 ) -> Tensor:
-    """What `onepass::segment_forward` gives."""
+    """`onepass::segment_forward` in torch arithmetic."""
     segments = _Segments(x, offsets, order, spec.dim)
     s, to = _scores(x, bias, spec, segments), spec.result_dtype(x)
     if spec.function == "state":
@@ -183,7 +183,7 @@ def backward_arithmetic(
     bias: Tensor | None,
     spec: SegmentSpec,
 ) -> Tensor:
-    """What `onepass::segment_backward` gives."""
+    """`onepass::segment_backward` in torch arithmetic."""
     segments = _Segments(y if x is None else x, offsets, order, spec.dim)
     wide = _accumulator(y.dtype, y.dtype)
     grad, y = grad.to(wide), y.to(wide)

@@ -1,8 +1,8 @@
-"""The operators of rows of unequal length: softmax and its kin over the segments of a dim, and their derivatives.
+"""The operators of segments: softmax, log_softmax, logsumexp and state over the segments of a dim, and derivatives.
 
-csrc/core/segment_problem.h defines them. `onepass::segment_forward` reads each element once, and
-`onepass::segment_backward` makes the gradient of the scores, factor * x + bias, times the factor. Derivatives of a
-higher order, and those of function transforms, are those of segment_arithmetic.py.
+csrc/core/segment_problem.h defines them. `onepass::segment_forward` reads each element once.
+`onepass::segment_backward` computes the gradient of x: that of the scores, factor * x + bias, times the factor.
+segment_arithmetic.py has the derivatives of a higher order and those of function transforms.
 """
 
 import functools
@@ -22,12 +22,12 @@ from .segment_arithmetic import SegmentSpec, backward_arithmetic, forward_arithm
 from .validation import HALF_DTYPES
 
 _CALL = "int dim, str function, float factor"
-# `offsets`: segments + 1 numbers, of int32 or int64, as `order` has them too. The bias has the shape of x.
+# `offsets`: (segments + 1), int32 or int64; `order` has the same dtype. The bias has the shape of x.
 library.define(
     "segment_forward(Tensor x, Tensor offsets, Tensor? order, Tensor? bias, "
     f"{_CALL}, ScalarType? dtype, str engine) -> Tensor"
 )
-# `y`: the result, in the accumulator's dtype for logsumexp and a state, which alone take x and the bias.
+# `y`: the result, in the accumulator's dtype for logsumexp and state. Only these two take x and the bias.
 library.define(
     "segment_backward(Tensor grad, Tensor y, Tensor? x, Tensor offsets, Tensor? order, Tensor? bias, "
     f"{_CALL}, ScalarType dtype, str engine) -> Tensor"
@@ -44,7 +44,7 @@ _NUMBERS = {name: number for number, name in enumerate(FUNCTIONS)}
 def segment_call(
     x: Tensor, offsets: Tensor, order: Tensor | None, bias: Tensor | None, spec: SegmentSpec, out: Tensor | None = None
 ) -> Tensor:
-    """The result of a checked call. `out` is for a call that is not recorded."""
+    """The result of a checked call. `out` may be given only if autograd does not record the call."""
     if not _is_eager(x, offsets, order, bias):
         y = _operator(x, offsets, order, bias, *spec)
         return y if out is None else out.copy_(y)
@@ -57,12 +57,12 @@ def segment_call(
 
 
 def _fuses(read: torch.dtype, made: torch.dtype) -> bool:
-    """Whether kernels make a result of one dtype of elements of another."""
+    """Whether kernels can read elements of dtype `read` and write a result of dtype `made`."""
     return read is made or (read in HALF_DTYPES and made is torch.float32)
 
 
 def _checked(launch: Any, *given: Any) -> bool:
-    """Launches a kernel; offsets that are none are a ValueError."""
+    """Launches a kernel. Raises ValueError for wrong offsets or a wrong order."""
     try:
         return bool(launch(*given))
     except RuntimeError as error:
@@ -141,7 +141,7 @@ def _empty_gradient(y: Tensor, x: Tensor | None, spec: SegmentSpec) -> Tensor:
 
 
 def _recorded(apply: Any, x: Tensor, offsets: Tensor, order: Any, bias: Any, spec: SegmentSpec, eager: bool) -> Tensor:
-    """A call with a gradient. The gradient of logsumexp is made from its result, which has to be there unrounded."""
+    """A call with a gradient. That of logsumexp is computed from the result, so the unrounded result is saved."""
     to = spec.result_dtype(x)
     if spec.function == "logsumexp" and to in HALF_DTYPES:
         rounded: Tensor = apply(x, offsets, order, bias, spec._replace(dtype=torch.float32), eager).to(to)
@@ -176,7 +176,7 @@ class SegmentFunction(torch.autograd.Function):
         else:
             dx = _backward_operator(*given, *spec)
         ds = None
-        if of_bias:  # its gradient is that of the scores
+        if of_bias:  # the gradient of the bias is that of the scores
             ds = dx if spec.factor == 1 else dx.to(_accumulator(dx.dtype, dx.dtype)) / spec.factor
             ds = ds.to(ctx.bias_dtype)
         return dx.to(ctx.x_dtype) if of_x else None, None, None, ds, None, None
@@ -186,7 +186,7 @@ _record = super(torch.autograd.Function, SegmentFunction).apply
 
 
 def _batched(interpreter: Any, x: Tensor, offsets: Tensor, order: Any, bias: Any, spec: SegmentSpec) -> Tensor:
-    """A call under vmap: the batch becomes the last of the dims beside the ragged one."""
+    """A call under vmap: the batch becomes the last dim."""
     level = interpreter.level()
 
     def last(t: Any) -> Any:

@@ -1,7 +1,7 @@
 """The checks of a call's arguments. Every error is raised here, before anything is launched or overwritten.
 
-Where torch raises, the error has torch's type; elsewhere it is a TypeError or a ValueError. Each message says what was
-got and what is accepted.
+If torch raises an error for the same call, the error has torch's type; otherwise it is a TypeError or a ValueError.
+Each message says what was got and what is accepted.
 """
 
 import ctypes
@@ -24,17 +24,17 @@ PYTHON_TYPES = {float: torch.float64, int: torch.int64, bool: torch.bool, comple
 
 
 class Spec(NamedTuple):
-    """A checked call but for its tensors, with which everything between the public functions and the engines works."""
+    """The checked arguments of a call except its tensors. All code between the public functions and engines uses it."""
 
     function: str
     dims: list[int]  # from 0 up, unique
     dtype: torch.dtype | None = None  # the argument `dtype=`, or the dtype that autocast asks for
     keepdim: bool = False
-    engine: str = "native"  # "triton", or any other name for the native core, which goes by the tensor's device
+    engine: str = "native"  # "triton"; any other name is the native core, which goes by the tensor's device
 
 
 class Default(int):
-    """The default of an argument that has two names. Its type tells it from an equal value that the caller gave."""
+    """The default of an argument that has two names. Its type differs from that of an equal value from the caller."""
 
 
 LAST: Any = Default(-1)
@@ -42,8 +42,8 @@ DROPPED: Any = Default(False)
 
 
 def either(function: str, name: str, value: Any, other: str, alias: Any, default: type = Default) -> Any:
-    """The value of an argument that has two names, of which the caller may give one. The type `default` marks a value
-    that the caller did not give."""
+    """The value of an argument that has two names, of which the caller may give only one. A value of the type `default`
+    was not given by the caller."""
     if type(alias) is default:
         return value
     if type(value) is not default:
@@ -61,7 +61,7 @@ def check_keepdim(function: str, keepdim: Any, keepdims: Any) -> bool:
 
 
 def check_input(function: str, x: Any) -> None:
-    """A strided real tensor; its dtype may still be an integer's."""
+    """Checks that `x` is a strided real tensor. Its dtype may still be an integer's."""
     if not isinstance(x, Tensor):
         raise TypeError(f"onepass.{function}(): input must be a Tensor, got {type(x).__name__}")
     if x.is_nested or x.layout is not torch.strided:
@@ -73,12 +73,12 @@ def check_input(function: str, x: Any) -> None:
 
 
 def is_dtensor(t: Any) -> bool:
-    """Whether it is a DTensor, without importing what takes a second."""
+    """Whether `t` is a DTensor, without importing torch.distributed.tensor, which takes a second."""
     return hasattr(t, "full_tensor")
 
 
 def refuse_dtensors(function: str, *tensors: Any) -> None:
-    """For what the handlers of DTensors never see (dtensor.py)."""
+    """Raises an error for DTensors, in functions whose calls never reach the handlers of DTensors (dtensor.py)."""
     if any(is_dtensor(t) for t in tensors):
         raise NotImplementedError(
             f"onepass.{function}(): takes no DTensor here; give the local tensor, DTensor.to_local()"
@@ -88,11 +88,11 @@ def refuse_dtensors(function: str, *tensors: Any) -> None:
 def normalize_dims(function: str, x: Tensor, dim: Any) -> list[int]:
     """`dim`, an int or a sequence of ints, as a list of unique dims from 0 up; an empty sequence means all dims."""
     if type(dim) is Default:
-        dim = -1  # torch 2.11 traces no comparison of a subclass of int
+        dim = -1  # torch 2.11 cannot trace a comparison of a subclass of int
     if type(dim) is int:
         return wrap_dims(function, x, (dim,))
     try:
-        if isinstance(dim, bool):  # an int to Python, an error to torch
+        if isinstance(dim, bool):  # an int in Python, an error in torch
             raise TypeError
         dims = list(map(operator.index, dim if isinstance(dim, (tuple, list)) else [dim]))
     except TypeError:
@@ -118,7 +118,7 @@ def wrap_dims(function: str, x: Tensor, dims: Sequence[int]) -> list[int]:
 
 
 def check_dtype(function: str, x: Tensor, dtype: Any) -> None:
-    """`dtype` is one that a softmax of `x` can have; None stands for the dtype of the input, or of autocast."""
+    """Checks that a softmax of `x` can have `dtype`. None is the dtype of the input, or of autocast."""
     if dtype is None:
         if x.dtype not in FLOATS:
             raise NotImplementedError(f"onepass.{function}(): of {x.dtype} needs dtype=, one of {TAKES}")
@@ -132,15 +132,15 @@ def check_dtype(function: str, x: Tensor, dtype: Any) -> None:
 
 
 def result_dtype(function: str, x: torch.dtype, dtype: torch.dtype | None = None) -> torch.dtype:
-    """The dtype of the result for an input of dtype `x` and the argument `dtype=`. A state has the dtype that rows are
-    computed in."""
+    """The dtype of the result for an input of dtype `x` and the argument `dtype=`. A state has the accumulator's dtype:
+    that in which rows are computed."""
     if function == "state":
         return torch.float64 if x is torch.float64 else torch.float32
     return x if dtype is None else dtype
 
 
 def reduces_to(function: str, x: torch.dtype, y: torch.dtype) -> bool:
-    """Whether a reduction of `x` can give `y`: the dtype of a state or, for logsumexp, also the dtype of the input."""
+    """Whether a reduction of `x` can return `y`: the dtype of a state or, for logsumexp, also the input's dtype."""
     return y is result_dtype("state", x) or (function == "logsumexp" and y is x)
 
 
@@ -152,8 +152,8 @@ def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:
 
     "same": they address the same elements in the same order (equal address, sizes, element size, and strides where
     the size is above 1), so that an element-wise kernel may write one while it reads the other. "none": no byte is
-    shared. "partial": some byte is shared, or 10,000 steps of a search did not rule it out. Any shapes and dtypes are
-    taken.
+    shared. "partial": some byte is shared, or a search of 10,000 steps did not rule it out. Shapes and dtypes may be
+    any.
 
     >>> import torch
     >>> x = torch.zeros(4, 4)
@@ -164,7 +164,7 @@ def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:
         return "none"
     if a.device.type == "meta" and a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return "none"  # meta storages have no address to compare
-    if a.is_contiguous() and b.is_contiguous() and a.device.type != "meta":  # without the search: a tenth of the time
+    if a.is_contiguous() and b.is_contiguous() and a.device.type != "meta":  # needs no search: a tenth of the time
         first, second = a.data_ptr(), b.data_ptr()
         if first + a.nbytes <= second or second + b.nbytes <= first:
             return "none"
@@ -172,9 +172,9 @@ def overlap(a: Tensor, b: Tensor) -> Literal["none", "same", "partial"]:
 
 
 def self_overlap(t: Tensor) -> bool:
-    """Whether two indices of a strided tensor address the same element, as in an expanded one.
+    """Whether two indices of a strided tensor address the same element, as in an expanded tensor.
 
-    True also where 10,000 steps of a search did not rule it out.
+    Also True if a search of 10,000 steps did not rule it out.
 
     >>> import torch
     >>> x = torch.zeros(10)
@@ -185,7 +185,7 @@ def self_overlap(t: Tensor) -> bool:
 
 
 def _extent(t: Tensor) -> tuple[Any, ...]:
-    """As the C functions take a tensor: address, bytes of an element, rank, sizes, strides."""
+    """A tensor as the C functions take it: address, bytes of an element, rank, sizes, strides."""
     start = int(t.storage_offset()) * t.element_size() if t.device.type == "meta" else t.data_ptr()
     int64s = ctypes.c_int64 * max(t.dim(), 1)
     return ctypes.c_uint64(start), t.element_size(), t.dim(), int64s(*t.shape), int64s(*t.stride())
@@ -207,7 +207,7 @@ def check_inference(function: str, out: Tensor) -> None:
 
 
 def check_memory(function: str, x: Tensor, out: Tensor) -> None:
-    """As the native operators check it (csrc/torch/ops.cpp)."""
+    """Checks the memory of `out` as the native operators do (csrc/torch/ops.cpp)."""
     if self_overlap(out):
         raise RuntimeError(f"onepass.{function}(): elements of out share memory; clone() it first")
     shared = overlap(x, out)
@@ -220,8 +220,8 @@ def check_memory(function: str, x: Tensor, out: Tensor) -> None:
 def check_out(
     function: str, x: Tensor, out: Any, shape: list[int], dtype: torch.dtype, side: Iterable[Tensor | None] = ()
 ) -> None:
-    """`out` can take the result as it is: it is never resized. The operators find out whether it overlaps the input.
-    `side` are other tensors that the result is made of."""
+    """Checks that `out` can hold the result without resizing. The operators check whether it overlaps the input. `side`
+    has other tensors that the result is computed from."""
     if not isinstance(out, Tensor):
         raise TypeError(f"onepass.{function}(): out must be a Tensor, got {type(out).__name__}")
     if out.layout is not torch.strided or out.is_nested:
@@ -242,7 +242,7 @@ def check_out(
             "call it without out=, or under torch.no_grad()"
         )
     if torch.compiler.is_compiling():
-        return  # a graph holds the operator, which refuses what follows when it runs
+        return  # the operator makes the checks below when the graph runs
     if out.is_neg():
         raise RuntimeError(f"onepass.{function}(): out is a negated view; give its resolve_neg()")
     check_inference(function, out)
