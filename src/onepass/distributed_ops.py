@@ -1,13 +1,14 @@
-"""What rows that are split over the ranks of process groups exchange, and the calls and derivatives made of it.
+"""The exchanges of rows that are split over the ranks of process groups, and the calls and derivatives that use them.
 
 Each rank computes the state of its part of a row. The states of all ranks are gathered and merged in the order of the
-ranks, by the same operations on every rank, and each rank finishes its part (state_ops.py). A gradient sums one number
+ranks, by the same operations on every rank. Then each rank finishes its part (state_ops.py). A gradient sums one number
 per row over the ranks in the same way.
 
-Groups come as a tuple and are gone through one after another, so that a mesh of several dims takes one exchange each.
+Functions take a tuple of groups and exchange within one group after another: one exchange for each dim of a mesh.
 
-Two functions carry derivatives of a higher order across ranks. `reduce` sums parts to a result that every rank has, and
-`copy` takes such a result to where each rank goes on with a part of its own. Each is the derivative of the other.
+Two functions make derivatives of a higher order possible across ranks. `reduce` sums the parts of all ranks to one
+result, which every rank has. `copy` marks the place from which each rank uses such a result for its own part. Each is
+the derivative of the other.
 """
 
 import functools
@@ -33,11 +34,11 @@ __all__ = ["Ranks", "copy", "gather", "merge_over", "rank_sum", "ranks_of", "red
 
 _is_compiling = torch.compiler.is_compiling
 _terms_backward_operator = torch.ops.onepass.loss_terms_backward.default
-_BLOCKS, _ROWS_OF_BLOCKS = 2, 1 << 18  # blocks of a softmax on a GPU of at least so many rows
+_BLOCKS, _ROWS_OF_BLOCKS = 2, 1 << 18  # how many blocks a softmax on a GPU is cut into, from how many rows on
 
 
 class Ranks(NamedTuple):
-    """A process group as an exchange needs it."""
+    """The facts about a process group that an exchange needs."""
 
     name: str
     size: int
@@ -49,7 +50,7 @@ Groups = tuple[Ranks, ...]
 
 
 def ranks_of(function: str, group: Any) -> Ranks:
-    """The ranks of a group, or of the default group; an error where there is none."""
+    """The Ranks of a group, or of the default group. Raises an error if there is none."""
     name = f"onepass.{function}()"
     if not dist.is_available():
         raise RuntimeError(f"{name}: this build of torch has no torch.distributed")
@@ -75,15 +76,15 @@ def gather(t: Tensor, ranks: Ranks) -> Tensor:
 
 
 def start_gather(t: Tensor, ranks: Ranks, overlaps: bool = True) -> tuple[Tensor, Any]:
-    """What `gather` gives, and what to wait for before it is read. `overlaps`: on a GPU, whether it goes beside what
-    is launched after it."""
+    """Starts a `gather`. Returns its result, and the object that `wait` has to wait for before the result is read.
+    `overlaps`: on a GPU, whether kernels that are launched afterwards may run at the same time."""
     if ranks.size == 1 or not t.numel():
         return t.expand(ranks.size, *t.shape), None
     t = t.contiguous()
-    if _is_compiling() or not _is_eager(t):  # a graph holds operators
+    if _is_compiling() or not _is_eager(t):  # a graph can hold only operators
         operator = torch.ops._c10d_functional.all_gather_into_tensor.default
         return operator(t.unsqueeze(0), ranks.size, ranks.name), torch.ops._c10d_functional.wait_tensor.default
-    # What torch.distributed's function calls, at half its cost.
+    # The call that torch.distributed's function makes, at half the cost of that function.
     c10d: Any = torch._C._distributed_c10d
     options = c10d.AllgatherOptions()
     options.asyncOp = overlaps
@@ -104,8 +105,8 @@ def wait(started: tuple[Tensor, Any]) -> Tensor:
 
 
 def _ordered_sum(parts: Tensor) -> Tensor:
-    """The sum over dim 0, whose bits are the same on every rank."""
-    if _is_compiling() or is_batch_invariant():  # a sum of torch's may depend on the number of rows
+    """The sum over dim 0, with the same bits on every rank."""
+    if _is_compiling() or is_batch_invariant():  # the bits of torch's sum may depend on the number of rows
         return functools.reduce(torch.add, parts.unbind(0))
     return parts.sum(0)
 
@@ -124,7 +125,7 @@ def _plain_sum(t: Tensor, groups: Groups) -> Tensor:
 
 
 class ReduceFunction(torch.autograd.Function):
-    """The sum over the ranks, which each of them has."""
+    """`reduce` with derivatives."""
 
     @staticmethod
     def forward(t: Tensor, groups: Groups) -> Tensor:
@@ -148,7 +149,7 @@ class ReduceFunction(torch.autograd.Function):
 
 
 class CopyFunction(torch.autograd.Function):
-    """What each rank has, as each of them goes on with it."""
+    """`copy` with derivatives."""
 
     @staticmethod
     def forward(t: Tensor, groups: Groups) -> Tensor:
@@ -200,17 +201,18 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def reduce(t: Tensor, groups: Groups) -> Tensor:
-    """The sum over the ranks, which all of them have. The gradient is that of the one result."""
+    """The sum over the ranks, the same on all of them. Its gradient has to be the same on all ranks too."""
     return _plain_sum(t, groups) if _is_plain(t) else ReduceFunction.apply(t, groups)
 
 
 def copy(t: Tensor, groups: Groups) -> Tensor:
-    """What all ranks have, for each to use in its own part. The gradient is the sum over the parts."""
+    """The identity, for a tensor that is the same on all ranks and that each rank uses for its own part. Its gradient
+    is summed over the ranks."""
     return t if _is_plain(t) else CopyFunction.apply(t, groups)
 
 
 def rank_sum(t: Tensor, groups: Groups) -> Tensor:
-    """The sum over the ranks, for each to use in its own part."""
+    """The sum over the ranks, which each rank uses for its own part."""
     return copy(reduce(t, groups), groups)
 
 
@@ -218,8 +220,8 @@ def rank_sum(t: Tensor, groups: Groups) -> Tensor:
 
 
 def rows(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
-    """The result of a checked call: softmax or log_softmax of this rank's part. A logsumexp keeps its dims, and has the
-    dtype that rows are computed in."""
+    """The result of a checked call: softmax or log_softmax of this rank's part, or logsumexp. A logsumexp keeps its
+    dims and has the accumulator's dtype."""
     if not _is_compiling() and _is_transformed():
         return _arithmetic(x, spec, groups)
     if x.requires_grad and torch.is_grad_enabled():
@@ -245,14 +247,14 @@ def forward(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
 
 
 def _blocks(x: Tensor, spec: Spec) -> int:
-    """In how many blocks of rows a softmax goes. All ranks have to come to the same number: it depends on nothing that
-    differs among them."""
+    """The number of blocks of rows that a softmax is cut into. It has to be the same on all ranks, so it depends only
+    on facts that are the same on all of them."""
     count = math.prod(size for d, size in enumerate(x.shape) if d not in spec.dims)
     return _BLOCKS if x.is_cuda and count >= _ROWS_OF_BLOCKS else 1
 
 
 def _softmax_in_blocks(x: Tensor, spec: Spec, ranks: Ranks, blocks: int) -> Tensor:
-    """The states of a block cross while the rows of the one before are finished."""
+    """Softmax block by block: the states of a block are exchanged while the rows of the previous block are finished."""
     along = max((d for d in range(x.dim()) if d not in spec.dims), key=lambda d: x.shape[d])
     y = torch.empty_like(x)
 
@@ -275,8 +277,8 @@ def _softmax_in_blocks(x: Tensor, spec: Spec, ranks: Ranks, blocks: int) -> Tens
 def backward(grad: Tensor, saved: tuple[Tensor, ...], spec: Spec, groups: Groups, dtype: torch.dtype) -> Tensor:
     """The gradient of this rank's part of the input, of `dtype`.
 
-    `saved` is the result, or (input, result) of logsumexp, whose gradient is the same on every rank. Both have
-    derivatives.
+    `saved` is (result), or (input, result) for logsumexp, whose upstream gradient is the same on every rank. `grad` and
+    `saved` have derivatives.
     """
     if groups[0].in_kernel and (_is_compiling() or needs_no_autograd(grad, *saved)):
         dx: Tensor = rows_over_ranks(saved[0], grad, spec.function, len(spec.dims), dtype, groups[0].name)
@@ -286,7 +288,7 @@ def backward(grad: Tensor, saved: tuple[Tensor, ...], spec: Spec, groups: Groups
         total = rank_sum(gradient_sum(grad, y, spec.dims, spec.function, spec.engine), groups)
         return gradient_finish(grad, y, total, spec.dims, spec.function, dtype, spec.engine)
     x, lse = saved
-    if not _is_compiling() and needs_no_autograd(grad, x, lse):  # in a graph the arithmetic is one kernel too
+    if not _is_compiling() and needs_no_autograd(grad, x, lse):  # in a graph the compiler fuses the arithmetic below
         return fused_backward(spec._replace(keepdim=True), grad, (x, lse), dtype)
     grad, lse = copy(torch.stack((grad, lse)), groups).unbind(0)
     return (grad * (x.to(lse.dtype) - lse).exp()).to(dtype)
@@ -308,7 +310,7 @@ class RowsFunction(torch.autograd.Function):
 
 
 def largest(x: Tensor, dims: list[int], groups: Groups) -> Tensor:
-    """The maximum of whole rows, with size 1 in `dims` and without a derivative."""
+    """The maximum of whole rows, with size 1 in `dims`. It has no derivative."""
     x = x.detach()
     shape = [1 if d in dims else size for d, size in enumerate(x.shape)]
     m = x.amax(dims, keepdim=True) if x.numel() else x.new_full(shape, -math.inf)
@@ -316,7 +318,7 @@ def largest(x: Tensor, dims: list[int], groups: Groups) -> Tensor:
 
 
 def _arithmetic(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
-    """`rows` by operations that have all derivatives."""
+    """`rows` in operations that have derivatives of every order."""
     to = spec.dtype or x.dtype
     x = x.to(_accumulator(x.dtype, to))
     m = largest(x, spec.dims, groups)
@@ -331,10 +333,11 @@ def _arithmetic(x: Tensor, spec: Spec, groups: Groups) -> Tensor:
 
 # Losses ---------------------------------------------------------------------------------------------------------------
 #
-# A rank has some of the classes of each row. `index` has the classes that are picked as this rank numbers them, in the
-# place of the dim of the classes, and `own` tells which of them this rank has; the others are 0. Terms are those of
-# loss_ops.py for whole rows, the same on every rank: planes m, log l, the mean of the negative log-probabilities where
-# there is smoothing, and the negative log-probabilities of the picks. So are their gradients. The one of m is not read.
+# A rank has some of the classes of each row. `index` has the picked classes as this rank numbers them, in place of the
+# dim of the classes. `own` is True for picks whose class this rank has; `index` is 0 for the other picks. Terms are
+# those of loss_ops.py for whole rows, the same on every rank: planes m, log l, with smoothing the mean of the negative
+# log-probabilities, and the negative log-probabilities of the picks. Their gradients are the same on every rank too.
+# The gradient of m is not read.
 
 
 def terms(x: Tensor, index: Tensor, own: Tensor, spec: LossSpec, groups: Groups) -> Tensor:
@@ -352,16 +355,16 @@ def _in_planes(t: Tensor, dim: int) -> Tensor:
 
 
 def _terms(x: Tensor, index: Tensor, own: Tensor, spec: LossSpec, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The terms, and the number of classes for each row where there is smoothing."""
+    """The terms, and with smoothing the number of classes of each row."""
     wide, n, picks = _accumulator(x.dtype, x.dtype), x.shape[spec.dim], index.shape[spec.dim]
     inner = _in_planes(own, spec.dim)
-    # Of each row, for the exchange: the logits of picks, m, l, and with smoothing the sum of m - x and the classes.
+    # The planes to exchange: the logits of picks, m, l, and with smoothing the sum of m - x and the number of classes.
     if not n:
         planes = x.new_zeros((picks + 2 + 2 * spec.spread, inner.shape[1]), dtype=wide)
         planes[: picks + 1] = -math.inf
     else:
         parts = [_in_planes(x.gather(spec.dim, index), spec.dim).to(wide).masked_fill(~inner, -math.inf)]
-        if spec.spread:  # in a part of all -inf it is NaN, and the loss with it
+        if spec.spread:  # if this part is all -inf the sum is NaN, and so is the loss
             m, log_l, spread = loss_terms(x, None, None, None, spec).unbind(0)
             parts.append(torch.stack((m, log_l.exp(), spread - n * log_l, torch.full_like(m, n))))
         else:
@@ -379,7 +382,7 @@ def _terms(x: Tensor, index: Tensor, own: Tensor, spec: LossSpec, groups: Groups
 
 
 def _merged_planes(parts: Tensor, picks: int) -> Tensor:
-    """Of all ranks, (ranks, planes, rows): a pick is the only one that is not -inf."""
+    """Merges the planes of all ranks, (ranks, planes, rows). The logit of a pick is -inf on all ranks but its own."""
     tops = parts[:, : picks + 1].amax(0)
     m = parts[:, picks]
     base = tops[picks].masked_fill(tops[picks].isinf(), 0)
@@ -420,12 +423,12 @@ def _terms_backward(
     of_picks = grads[first:].masked_fill(~_in_planes(own, spec.dim), 0)
     of_lse = (grads[1] + (grads[first:] - of_picks).sum(0)).unsqueeze(0)
     given = [of_lse, of_lse, of_picks]
-    if spec.spread:  # the kernel knows of this rank's classes alone
+    if spec.spread:  # the kernel counts only this rank's classes, so the rest is added here
         of_class = (grads[2] / count).unsqueeze(0)
         of_lse = of_lse + of_class * (count - x.shape[spec.dim])
         given = [of_lse, of_lse, of_class, of_picks]
     flat = _in_planes(index, spec.dim).t().contiguous() if index.shape[spec.dim] else None
-    # No derivative is to be recorded, in a graph either: it would be that of the rank's own rows.
+    # Detached so that no derivative is recorded, not even in a graph: it would be that of this rank's part alone.
     tensors = torch.cat(given).detach(), made.detach(), x.detach(), flat, None, None
     dx: Tensor = _terms_backward_operator(*tensors, *spec)
     return dx
@@ -443,7 +446,7 @@ def _terms_backward_arithmetic(
 ) -> Tensor:
     shape = [1 if d == spec.dim else size for d, size in enumerate(x.shape)]
     log_l, *given = copy(torch.cat((made[1:2], grads[1:])), groups).unbind(0)
-    of_lse = torch.stack(given).sum(0).reshape(shape)  # all terms but m have it in them
+    of_lse = torch.stack(given).sum(0).reshape(shape)  # all terms but m contain log l
     ds = (x.to(made.dtype) - made[0].detach().reshape(shape) - log_l.reshape(shape)).exp() * of_lse
     if spec.spread:
         ds = ds - (given[1] / count).reshape(shape)
@@ -454,7 +457,7 @@ def _terms_backward_arithmetic(
 
 
 def _terms_arithmetic(x: Tensor, index: Tensor, own: Tensor, spec: LossSpec, groups: Groups) -> Tensor:
-    """`terms` by operations that have all derivatives."""
+    """`terms` in operations that have derivatives of every order."""
     dim, n, picks = spec.dim, x.shape[spec.dim], index.shape[spec.dim]
     x = x.to(_accumulator(x.dtype, x.dtype))
     m = largest(x, [dim], groups)

@@ -1,9 +1,9 @@
-"""The operators of divergences: the terms of two tensors of distributions, and their derivatives.
+"""The operators of divergences: the terms of each pair of rows of two tensors, and their derivatives.
 
 csrc/core/divergence_problem.h defines the terms: planes of one number per row, among them the KL divergence of two
 rows of logits, or the cross-entropy of a row of logits with a row of probabilities. `onepass::divergence_terms`
-computes them by one read of both tensors, and its gradient reads both once more. Derivatives of a higher order, and
-those of function transforms, are those of loss_arithmetic.py.
+computes them in one read of both tensors, and its gradient reads both once more. loss_arithmetic.py has the derivatives
+of a higher order and those of function transforms.
 """
 
 import functools
@@ -21,7 +21,7 @@ from .native import library
 from .scored import _accumulator, _BelowAutograd, _is_transformed
 
 _CALL = "int dim, bool is_kl, float factor, float softcap, float smoothing, str engine"
-# Both tensors have one shape and dtype. Terms are (planes, rows), in the dtype that rows are computed in.
+# Both tensors have one shape and dtype. Terms are (planes, rows), in the accumulator's dtype.
 library.define(f"divergence_terms(Tensor x, Tensor y, Tensor? weight, {_CALL}) -> Tensor")
 library.define(
     "divergence_terms_backward(Tensor grads, Tensor terms, Tensor x, Tensor y, Tensor? weight, bool of_x, bool of_y, "

@@ -1,7 +1,7 @@
-"""The arithmetic of losses and of divergences in place of a kernel.
+"""The losses and divergences in torch arithmetic, for calls that no kernel takes.
 
-csrc/core/loss_problem.h and divergence_problem.h define the terms of rows. What no kernel computes, derivatives of a
-higher order and those of function transforms are made here of onepass's own log_softmax and logsumexp.
+csrc/core/loss_problem.h and divergence_problem.h define the terms of rows. This file is also used for derivatives of a
+higher order and for function transforms: it is written with onepass's own log_softmax and logsumexp.
 """
 
 import math
@@ -16,18 +16,18 @@ from .validation import Spec
 
 
 class LossSpec(NamedTuple):
-    """What the operators take besides tensors (csrc/core/loss_problem.h)."""
+    """The arguments of the operators except the tensors (csrc/core/loss_problem.h)."""
 
-    dim: int  # of the classes, from 0 up
-    factor: float = 1.0  # of the scores
+    dim: int  # the dim of the classes, from 0 up
+    factor: float = 1.0  # the scores are factor * input
     softcap: float = 0.0  # 0 is none
-    spread: bool = False  # a cross-entropy has it where it has smoothing
+    spread: bool = False  # whether there is a term for label smoothing: the sum of -log p over all classes
     entropy: bool = False
     is_cross: bool = False
     ignore_index: int = -100
     smoothing: float = 0.0
     z_loss: float = 0.0
-    wide: bool = False  # the loss of a cross-entropy has the dtype that rows are computed in
+    wide: bool = False  # whether the loss of a cross-entropy has the accumulator's dtype
     engine: str = "native"
 
     def planes(self, picks: int) -> int:
@@ -35,11 +35,11 @@ class LossSpec(NamedTuple):
 
 
 class DivergenceSpec(NamedTuple):
-    """What the operators take besides tensors (csrc/core/divergence_problem.h)."""
+    """The arguments of the operators except the tensors (csrc/core/divergence_problem.h)."""
 
-    dim: int  # of the classes, from 0 up
+    dim: int  # the dim of the classes, from 0 up
     is_kl: bool
-    factor: float = 1.0  # of the scores
+    factor: float = 1.0  # the scores are factor * input
     softcap: float = 0.0  # 0 is none
     smoothing: float = 0.0
     engine: str = "native"
@@ -48,12 +48,12 @@ class DivergenceSpec(NamedTuple):
 # One tensor -----------------------------------------------------------------------------------------------------------
 
 
-_SERIAL = 32768  # elements up to which torch adds on one thread
+_SERIAL = 32768  # the most elements that torch sums on one thread
 
 
 def ordered_sum(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of all elements. Of many on a CPU those of parts of a fixed size come first: the parts that torch makes
-    depend on the number of threads, and so do the bits of its sum."""
+    """The sum of all elements. On a CPU, many elements are first summed in parts of a fixed size. The parts of torch's
+    own sum depend on the number of threads, and so do its bits."""
     t = t.flatten()
     while t.is_cpu and not torch.compiler.is_compiling() and t.numel() > _SERIAL:
         t = torch.nn.functional.pad(t, (0, -t.numel() % 1024)).view(-1, 1024).sum(1, dtype=dtype)
@@ -94,7 +94,7 @@ def _terms_of_lse(s: Tensor, spec: Any) -> tuple[Tensor, Tensor]:
 def terms_arithmetic(
     x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Tensor | None, spec: LossSpec
 ) -> Tensor:
-    """What `onepass::loss_terms` gives."""
+    """`onepass::loss_terms` in torch arithmetic."""
     s, log_p = scores_and_log_p(x, scale, spec)
     planes = [*_terms_of_lse(s, spec)]
     if spec.spread:
@@ -115,7 +115,8 @@ def terms_backward_arithmetic(
     spec: LossSpec,
     terms: Tensor | None = None,
 ) -> Tensor:
-    """What `onepass::loss_terms_backward` gives, from the input alone or by the terms, which may be of longer rows."""
+    """`onepass::loss_terms_backward` in torch arithmetic. With `terms`, m and log l are taken from them; they may be
+    the terms of longer rows, of which the input is a part."""
     if terms is None:
         s, log_p = scores_and_log_p(x, scale, spec)
     else:
@@ -149,12 +150,12 @@ def loss_dtype(x: Tensor, spec: LossSpec) -> torch.dtype:
 
 
 def _as_terms(spec: LossSpec) -> LossSpec:
-    """The terms that a cross-entropy is made of."""
+    """The spec of the terms from which a cross-entropy is computed."""
     return spec._replace(is_cross=False)
 
 
 def weight_of(index: Tensor, weight: Tensor | None, wide: torch.dtype, spec: LossSpec) -> tuple[Tensor, Tensor]:
-    """The classes of rows, 0 for rows that are ignored, and their weights, 0 too."""
+    """(classes of rows, weights of these classes), both 0 for ignored rows."""
     counts = index != spec.ignore_index
     safe = index.masked_fill(~counts, 0)
     own = torch.ones_like(index, dtype=wide) if weight is None else weight.to(wide)[safe]
@@ -164,7 +165,7 @@ def weight_of(index: Tensor, weight: Tensor | None, wide: torch.dtype, spec: Los
 def cross_arithmetic(
     x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, spec: LossSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `onepass::cross_entropy` gives."""
+    """`onepass::cross_entropy` in torch arithmetic."""
     safe, own = weight_of(index, weight, _accumulator(x.dtype, x.dtype), spec)
     m, log_l, *spread, nll = terms_arithmetic(x, safe.unsqueeze(-1), weight, None, _as_terms(spec))
     losses = (1 - spec.smoothing) * own * nll
@@ -189,7 +190,7 @@ def cross_backward_arithmetic(
     reduction: str,
     spec: LossSpec,
 ) -> Tensor:
-    """What `onepass::cross_entropy_backward` gives."""
+    """`onepass::cross_entropy_backward` in torch arithmetic."""
     wide = _accumulator(x.dtype, x.dtype)
     safe, own = weight_of(index, weight, wide, spec)
     g = grad.to(wide) / total if reduction == "mean" else grad.to(wide)
@@ -212,7 +213,7 @@ def cross_backward_arithmetic(
 
 
 def _shares(y: Tensor, weight: Tensor | None, spec: DivergenceSpec) -> tuple[Tensor, Tensor]:
-    """The shares of classes, (rows, classes), and what a class's probability is multiplied by."""
+    """(weighted, smoothed target probabilities, (rows, classes); the factor of each class's target probability)."""
     wide, n = _accumulator(y.dtype, y.dtype), y.shape[spec.dim]
     t = in_rows(y, spec.dim).to(wide)
     own = torch.ones(n, dtype=wide, device=y.device) if weight is None else weight.to(wide)
@@ -220,7 +221,7 @@ def _shares(y: Tensor, weight: Tensor | None, spec: DivergenceSpec) -> tuple[Ten
 
 
 def divergence_arithmetic(x: Tensor, y: Tensor, weight: Tensor | None, spec: DivergenceSpec) -> Tensor:
-    """What `onepass::divergence_terms` gives."""
+    """`onepass::divergence_terms` in torch arithmetic."""
     s, log_p = scores_and_log_p(x, None, spec)
     if not spec.is_kl:
         share, _ = _shares(y, weight, spec)
@@ -234,7 +235,7 @@ def divergence_arithmetic(x: Tensor, y: Tensor, weight: Tensor | None, spec: Div
 def divergence_backward_arithmetic(
     grads: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, spec: DivergenceSpec
 ) -> tuple[Tensor, Tensor]:
-    """What `onepass::divergence_terms_backward` gives, of both tensors."""
+    """`onepass::divergence_terms_backward` in torch arithmetic: the gradients of both tensors."""
     s, log_p = scores_and_log_p(x, None, spec)
     p, g = log_p.exp(), grads[2].unsqueeze(-1)
     if spec.is_kl:

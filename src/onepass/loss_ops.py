@@ -1,9 +1,9 @@
 """The operators of losses: the terms of each row that losses are made of, and their derivatives.
 
 csrc/core/loss_problem.h defines the terms: planes of one number per row, among them the logsumexp, negative
-log-probabilities and the entropy. `onepass::loss_terms` computes them by one read of the input, and its gradient reads
-the input once more. `onepass::cross_entropy` makes losses of them in the same launch. Derivatives of a higher order,
-and those of function transforms, are those of loss_arithmetic.py.
+log-probabilities and the entropy. `onepass::loss_terms` computes them in one read of the input, and its gradient reads
+the input once more. `onepass::cross_entropy` computes losses from them in the same launch. loss_arithmetic.py has the
+derivatives of a higher order and those of function transforms.
 """
 
 import functools
@@ -35,14 +35,15 @@ _CALL = (
     "int dim, float factor, float softcap, bool spread, bool entropy, bool is_cross, int ignore_index, "
     "float smoothing, float z_loss, bool wide, str engine"
 )
-# `index`: (rows, picks), of a cross-entropy (rows). `scale`: (rows). Rows are numbered as the dims of the input but
-# `dim` have it. Terms are (planes, rows), in the dtype that rows are computed in.
+# `index`: (rows, picks), or (rows) for a cross-entropy. `scale`: (rows). Rows are all dims of the input but `dim`,
+# flattened. Terms are (planes, rows), in the accumulator's dtype.
 library.define(f"loss_terms(Tensor input, Tensor? index, Tensor? weight, Tensor? scale, {_CALL}) -> Tensor")
 library.define(
     "loss_terms_backward(Tensor grads, Tensor terms, Tensor input, Tensor? index, Tensor? weight, Tensor? scale, "
     f"{_CALL}) -> Tensor"
 )
-# The loss: without a reduction (rows). The terms. The sum of the weights of the rows' classes, of a mean or a sum.
+# Returns the loss, which is (rows) without a reduction; the terms; the sum of the weights of the rows' classes, for a
+# mean or a sum.
 library.define(
     f"cross_entropy(Tensor input, Tensor index, Tensor? weight, str reduction, {_CALL}) -> (Tensor, Tensor, Tensor)"
 )
@@ -71,8 +72,8 @@ def loss_terms(x: Tensor, index: Tensor | None, weight: Tensor | None, scale: Te
 def cross_entropy(
     x: Tensor, index: Tensor, weight: Tensor | None, reduction: str, in_place: bool, alone: bool, spec: LossSpec
 ) -> tuple[Tensor, ...]:
-    """What the operator gives for a checked call, or with `alone` the loss alone. `in_place`: whether the gradient may
-    overwrite the input."""
+    """The results of the operator for a checked call. With `alone` only the loss need be returned. `in_place`: whether
+    the gradient may overwrite the input."""
     if not _is_eager(x):
         return _cross_operator(x, index, weight, reduction, *spec)
     if x.requires_grad and torch.is_grad_enabled():
@@ -82,8 +83,8 @@ def cross_entropy(
 
 
 def _is_eager(*tensors: Tensor | None) -> bool:
-    """Whether nothing traces or transforms a call, but that eager autograd may record it: then its kernels need not go
-    by the dispatcher, which calls Python functions twice."""
+    """Whether nothing traces or transforms a call; eager autograd may record it. Then its kernels can be called
+    directly, which saves the dispatcher's two calls back into Python."""
     if torch.compiler.is_compiling() or _function_modes() or _dispatch_modes() or _is_transformed():
         return False
     return all(
@@ -100,7 +101,7 @@ def _numbers(spec: LossSpec) -> tuple[Any, ...]:
 
 
 def _wide_weight(x: Tensor, weight: Tensor | None, spread: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The weights as kernels take them, and their sum where the spread needs it."""
+    """(weights as kernels take them, their sum if `spread` is True)."""
     if weight is None:
         return None, None
     weight = weight.detach().to(_accumulator(x.dtype, x.dtype)).contiguous()
@@ -108,7 +109,7 @@ def _wide_weight(x: Tensor, weight: Tensor | None, spread: bool) -> tuple[Tensor
 
 
 def _checked(launch: Callable[..., Any], *given: Any) -> bool:
-    """Launches a kernel; a class that does not exist is torch's error."""
+    """Launches a kernel. Raises IndexError, as torch does, for a class that does not exist."""
     try:
         return bool(launch(*given))
     except RuntimeError as error:
@@ -161,7 +162,7 @@ def _launch_cross(
     if not x.numel():
         return cross_arithmetic(x, index, weight, reduction, spec)
     wide, to = _accumulator(x.dtype, x.dtype), loss_dtype(x, spec)
-    terms = x.new_empty((3, index.numel()), dtype=wide)  # in half the time that torch.empty takes
+    terms = x.new_empty((3, index.numel()), dtype=wide)  # takes half the time of torch.empty
     given = x, index, *_wide_weight(x, weight, spec.spread), None, terms
     result = loss = total = None
     if reduction == "none":
@@ -248,7 +249,7 @@ class TermsFunction(torch.autograd.Function):
 
 
 class CrossFunction(torch.autograd.Function):
-    """A cross-entropy with a gradient. `grad_terms` is that of the logsumexp, where the caller has it."""
+    """A cross-entropy with a gradient. `grad_terms` is the gradient of the logsumexp if the caller uses that."""
 
     @staticmethod
     def forward(
@@ -270,7 +271,7 @@ class CrossFunction(torch.autograd.Function):
         ctx.spec, ctx.reduction, ctx.in_place = spec, reduction, in_place
         ctx.save_for_backward(terms, total, x, index, weight)
         ctx.set_materialize_grads(False)
-        if alone:  # every further result costs host time, forward and backward
+        if alone:  # every further result takes CPU time, in the forward and in the backward
             return loss
         ctx.mark_non_differentiable(total)
         return loss, terms, total
@@ -291,7 +292,7 @@ class CrossFunction(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None
 
 
-# Without what `apply` does for transforms, which an eager call is not under.
+# `apply` without its checks for transforms, which an eager call does not need.
 _record_terms = super(torch.autograd.Function, TermsFunction).apply
 _record_cross = super(torch.autograd.Function, CrossFunction).apply
 
@@ -300,7 +301,7 @@ _record_cross = super(torch.autograd.Function, CrossFunction).apply
 
 
 def implement(name: str, kernel: Callable[..., Any], autograd: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Registers what an operator does on devices, under autograd and transforms, and without data."""
+    """Registers an operator's kernel for devices, its kernel for autograd and transforms, and its fake kernel."""
     torch.library.register_fake(f"onepass::{name}", fake, lib=library)
     for key in ("CPU", "CUDA", "XPU"):
         library.impl(name, kernel, key)

@@ -1,8 +1,8 @@
-"""Rows over GPUs whose states are exchanged within the kernel, through memory that all of them read and write.
+"""Softmax of rows that are split over GPUs. The kernel itself exchanges the states, through symmetric memory.
 
-torch calls such memory symmetric. Each process group has one piece of it on a device, from the first call on. Calls
-take turns at it: those of another stream wait for the ones before. The kernel keeps count of the calls itself, so that
-CUDA graphs may hold it.
+Symmetric memory can be read and written by all GPUs of a process group. The first call of a process group allocates one
+piece of it on a device. Calls use it one after another: a call on another stream waits for earlier ones. The kernel
+counts the calls itself, so that CUDA graphs may contain it.
 """
 
 import math
@@ -16,11 +16,11 @@ from .native import library
 
 __all__ = ["Links", "rows_over_ranks"]
 
-# The result or, with `grad`, the gradient of rows whose last `dims` dims are reduced. Without grad x is the input, with
-# it the forward's result.
+# The result or, with `grad`, the gradient of rows. The last `dims` dims are reduced. Without grad x is the input, with
+# grad it is the forward's result.
 library.define("rows_over_ranks(Tensor x, Tensor? grad, str function, int dims, ScalarType dtype, str group) -> Tensor")
 rows_over_ranks = torch.ops.onepass.rows_over_ranks.default
-_VECTOR = 8  # elements: the most of a vector
+_VECTOR = 8  # the most elements of a vector load
 _FAULTS = {
     1: "did not answer within {seconds:g} s",
     2: "made another call: function, dtypes and the number of rows are the same on every rank",
@@ -28,7 +28,7 @@ _FAULTS = {
 
 
 class Links:
-    """What the kernels of a process group exchange states through on a device. Making it is a collective."""
+    """The symmetric memory of a process group on a device. All ranks must create it together."""
 
     def __init__(self, group: Any, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric
@@ -37,7 +37,7 @@ class Links:
         self.seconds = group._get_backend(device).options._timeout.total_seconds()
         self.memory = symmetric.empty(native.rank_memory(self.size), dtype=torch.uint8, device=device)
         self.memory.zero_()
-        torch.cuda.synchronize(device)  # before any rank goes on
+        torch.cuda.synchronize(device)  # the memory is zero before any rank goes on
         self.handle = symmetric.rendezvous(self.memory, group.group_name)
         offset = self.memory.data_ptr() - self.handle.buffer_ptrs[self.rank]
         addresses = [address + offset for address in self.handle.buffer_ptrs]
@@ -46,7 +46,7 @@ class Links:
         self.stream: torch.cuda.Stream | None = None
 
     def check(self) -> None:
-        """An error where an earlier kernel has met one. Its results are NaN."""
+        """Raises an error if an earlier kernel failed. The results of that kernel are NaN."""
         fault, rank = self.fault.tolist()
         if fault:
             raise RuntimeError(
@@ -56,7 +56,7 @@ class Links:
             )
 
     def take_turn(self, stream: torch.cuda.Stream) -> None:
-        """Has the stream wait for the calls of another one."""
+        """Makes the stream wait for earlier calls on another stream."""
         if torch.cuda.is_current_stream_capturing():
             return
         if self.stream is not None and self.stream != stream:
@@ -71,7 +71,7 @@ def _links_of(name: str, device: torch.device) -> Links:
     c10d: Any = torch._C._distributed_c10d
     group = c10d._resolve_process_group(name)
     links = _links.get((name, device))
-    if links is None or links.group is not group:  # a name is free again once its group is destroyed
+    if links is None or links.group is not group:  # a name may be reused after its group is destroyed
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "onepass.distributed: the first call with exchange='kernel' of a process group allocates memory and "
@@ -82,12 +82,12 @@ def _links_of(name: str, device: torch.device) -> Links:
 
 
 def _phase(t: Tensor) -> int:
-    """The element of a vector with which the tensor begins."""
+    """The offset of the tensor's first element from a multiple of a vector, in elements."""
     return t.data_ptr() // t.element_size() % _VECTOR
 
 
 def _empty(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor that begins as `like` does, so that vectors of both lie alike."""
+    """A contiguous tensor with the same `_phase` as `like`, so that vector loads of both are aligned alike."""
     phase = _phase(like)
     if not phase:
         return torch.empty(like.shape, dtype=dtype, device=like.device)

@@ -191,7 +191,7 @@ def gradients(
         g = torch.zeros_like(y) if g is None else g
         ds = dx = both = None
         if needs_x and needs_bias and not (needs_scale or needs_alibi) and g_lse is None and likes[1] is not None:
-            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # then dx is the gradient of both
+            is_one = is_plain and scores.factor == 1 and math.prod(likes[1][0]) == y.numel()  # dx is both
             of_cap = x if scores.softcap else None
             both = None if is_one else _launch_bias_grad(g, y, of_cap, side, spec, scores, to, likes[1])
         if both is not None:

@@ -36,8 +36,8 @@ class SegmentSpec(NamedTuple):
 
 
 class _Rule(torch.autograd.Function):
-    """A linear function of a tensor, whose dim 0 is the ragged dim or the dim of the segments. It also takes the offsets
-    and the segment of each item (ids). Its derivative is linear too."""
+    """A linear function of a tensor, whose dim 0 is the ragged dim or the dim of the segments. It also takes the
+    offsets, and the segment of each item (ids). Its derivative is linear too."""
 
     _transposed: Any
     generate_vmap_rule = False

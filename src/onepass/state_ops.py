@@ -1,18 +1,18 @@
-"""The operators that finish rows whose state is known: of parts of a row, of chunks of a stream, of shards.
+"""The operators that finish rows whose state is known: parts of a row, chunks of a stream, shards.
 
-`onepass::finish` makes results of elements and the state of their whole row. A gradient has a state too, the sum over
-the row of what `onepass::gradient_sum` adds up, and `onepass::gradient_finish` makes dx of it. Each reads its operands
-once. States and sums have size 1 in the dims of the row, and the dtype that rows are computed in.
+`onepass::finish` computes results from elements and the state of their whole row. For a gradient,
+`onepass::gradient_sum` computes a sum over the row, and `onepass::gradient_finish` computes dx from that sum. Each
+operator reads its operands once. States and sums have size 1 in the dims of the row, and the accumulator's dtype.
 
-Two or more states of parts are merged to one by `onepass::merge_states`, which gives what `finish_planes` takes: the
-planes m, log(l), 1 / l and l of whole rows. The two in the middle are NaN where m is infinite: there a row of which all
-elements are -inf, or one is +inf, has no result.
+`onepass::merge_states` merges the states of two or more parts. It returns the planes m, log(l), 1 / l and l of whole
+rows, which `finish_planes` takes. log(l) and 1 / l are NaN if m is infinite, because a row that is all -inf or has a
++inf has no result.
 
     function      finish              gradient_sum    gradient_finish
     softmax       exp(x - m) / l      sum(g y)        y (g - sum)
     log_softmax   x - m - log(l)      sum(g)          g - exp(y) sum
 
-Derivatives of a higher order, and those of function transforms, are those of plain arithmetic.
+Derivatives of a higher order, and those of function transforms, come from plain torch arithmetic.
 """
 
 import functools
@@ -53,22 +53,22 @@ _exp_kernel, _exp_out_kernel, _shares_kernel, _product_kernel, _product_gradient
 
 
 def _is_alone(*tensors: Tensor) -> bool:
-    """Whether nothing traces, transforms or records a call. Then its kernels need not go by the dispatcher, which calls
-    Python functions twice."""
+    """Whether nothing traces, transforms or records a call. Then its kernels can be called directly, which saves the
+    dispatcher's two calls back into Python."""
     return _is_eager(*tensors) and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
 def finish_rows(
     x: Tensor, m: Tensor, l: Tensor, dims: list[int], function: str, dtype: torch.dtype | None, engine: str
 ) -> Tensor:
-    """The results of a checked call, in `dtype` or that of x."""
+    """The results of a checked call, in `dtype` or else the dtype of x."""
     which = _finish if _is_alone(x, m, l) else _finish_operator
     return which(x, m, l, dims, function, dtype, engine)
 
 
 def merge_states(parts: Tensor, engine: str) -> Tensor:
-    """The planes of whole rows, (4, ...), from the states of their parts, (parts, 2, ...), which are merged in order.
-    It has no derivative."""
+    """The planes of whole rows, (4, ...), from the states of their parts, (parts, 2, ...). The parts are merged in
+    order. The result has no derivative."""
     return _merge(parts, engine) if _is_alone(parts) else _merge_operator(parts, engine)
 
 
@@ -81,7 +81,7 @@ def finish_planes(
     engine: str,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The same from the planes of `merge_states`, without a derivative."""
+    """`finish_rows` from the planes of `merge_states`, without a derivative."""
     if not _is_alone(x, planes):
         y = _finish_operator(x, planes[0], planes[3], dims, function, dtype, engine)
         return y if out is None else out.copy_(y)
@@ -89,7 +89,7 @@ def finish_planes(
 
 
 def gradient_sum(grad: Tensor, y: Tensor, dims: list[int], function: str, engine: str) -> Tensor:
-    """The sum of each row that its gradient needs, with size 1 in `dims`."""
+    """The sum over each row that its gradient needs, with size 1 in `dims`."""
     which = _sum if _is_alone(grad, y) else _sum_operator
     return which(grad, y, dims, function, engine)
 
@@ -97,7 +97,7 @@ def gradient_sum(grad: Tensor, y: Tensor, dims: list[int], function: str, engine
 def gradient_finish(
     grad: Tensor, y: Tensor, total: Tensor, dims: list[int], function: str, dtype: torch.dtype, engine: str
 ) -> Tensor:
-    """The gradient of the input, of rows whose sum is known."""
+    """The gradient of the input from `total`, the result of `gradient_sum` for whole rows."""
     which = _gradient if _is_alone(grad, y, total) else _gradient_operator
     return which(grad, y, total, dims, function, dtype, engine)
 
@@ -113,7 +113,7 @@ def _finish_arithmetic(
     x: Tensor, m: Tensor, l: Tensor, dims: list[int], function: str, dtype: torch.dtype | None, engine: str
 ) -> Tensor:
     apart = _wide(x) - m
-    l = l.masked_fill(m.isinf(), torch.nan)  # a row of which all are -inf, or one is +inf, has no result
+    l = l.masked_fill(m.isinf(), torch.nan)  # a row that is all -inf or has a +inf has no result
     return (apart.exp() / l if function == "softmax" else apart - l.log()).to(dtype or x.dtype)
 
 
@@ -132,15 +132,16 @@ def _merge_arithmetic(parts: Tensor, engine: str) -> Tensor:
     m, l = parts.unbind(1)
     top = m.amax(0)
     terms = l * (m - top.masked_fill(top.isinf(), 0)).exp()
-    l = functools.reduce(torch.add, terms.unbind(0))  # in the same order whatever the number of rows
+    l = functools.reduce(torch.add, terms.unbind(0))  # in an order that does not depend on the number of rows
     known = l.masked_fill(top.isinf(), torch.nan)
     return torch.stack((top, known.log(), known.reciprocal(), l))
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
-# They are those of other functions, given other numbers. exp(x - m) / l is the gradient of a logsumexp m whose own
-# gradient is 1 / l. Of a cross-entropy with probabilities y and the gradient -1, the gradient of y is x - m - log(l),
-# and that of x is y - exp(x - m - log(l)) * sum. The sum of g y, and y (g - sum), have kernels beside those.
+# Mostly kernels of other functions with suitable arguments. exp(x - m) / l is the gradient of a logsumexp with the
+# result m and the upstream gradient 1 / l. For a cross-entropy with probabilities y and the upstream gradient -1, the
+# gradient of y is x - m - log(l), and that of x is y - exp(x - m - log(l)) * sum. The sum of g y, and y (g - sum), have
+# kernels of their own.
 
 
 def _finish(
@@ -205,7 +206,7 @@ def _gradient(
             return triton_engine.launch_product_gradient(y, grad, total, dx, dim)
         return bool(_product_gradient_kernel(y, grad, total, dx, dim))
 
-    if dtype is not y.dtype:  # what is rounded once is computed in the wider type
+    if dtype is not y.dtype:  # compute in the wider dtype and round once
         y = _wide(y)
     made = _in_one_dim(launch, dims, y, grad.to(y.dtype))
     if made is None:
@@ -223,7 +224,7 @@ def _launch_shares(
     dim: int,
     engine: str,
 ) -> bool:
-    """Launches the gradient of a cross-entropy with probabilities y, whose own gradient is -1."""
+    """Launches the backward of a cross-entropy with probabilities y and the upstream gradient -1."""
     grads = torch.full((3, terms.numel() // 4), -1, dtype=terms.dtype, device=terms.device)
     if of_lse is not None:
         grads[1] = of_lse.flatten()
@@ -235,7 +236,7 @@ def _launch_shares(
 
 
 def _with_one_dim(dims: list[int], *tensors: Tensor) -> tuple[Any, ...]:
-    """The dim that takes the place of `dims`, and the tensors with it."""
+    """Merges `dims` of the tensors into one. Returns that dim and the tensors."""
     if not tensors[0].dim():
         return 0, *(t.unsqueeze(0) for t in tensors)
     if len(dims) == 1:
@@ -246,7 +247,7 @@ def _with_one_dim(dims: list[int], *tensors: Tensor) -> tuple[Any, ...]:
 
 
 def _in_one_dim(launch: Callable[..., bool], dims: list[int], *tensors: Tensor) -> Tensor | None:
-    """What `launch(dim, *tensors, result)` writes. The dims become one. None where it has no kernel for the call."""
+    """The result that `launch(dim, *tensors, result)` writes, with `dims` merged into one. None if it has no kernel."""
     like, count = tensors[0], len(dims)
     dim, *operands = _with_one_dim(dims, *tensors)
     made = torch.empty_like(operands[0])
@@ -295,7 +296,7 @@ def _finish_autograd(x: Tensor, m: Tensor, l: Tensor, *spec: Any) -> Tensor:
 
 
 def _differentiable(operator: Any, arithmetic: Any) -> Any:
-    """What an operator does under autograd, whose derivatives are those of its arithmetic."""
+    """The autograd kernel of an operator: `arithmetic`, if derivatives are needed, else `operator`."""
 
     def autograd(*given: Any) -> Tensor:
         if needs_no_autograd(*(t for t in given if isinstance(t, Tensor))):
