@@ -1,4 +1,4 @@
-"""The native core: loads the operators and asks the library about plans, kernels and what works here."""
+"""The native core: loads the operators, and calls the library's functions for plans, kernels and its status."""
 
 import ctypes
 import json
@@ -11,7 +11,7 @@ import torch
 PATH = Path(__file__).with_name("_native.so")
 Dtype = torch.dtype
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-PASSES = ("forward", "backward", "backward_broadcast")  # the last: the result's gradient has one value per row
+PASSES = ("forward", "backward", "backward_broadcast")  # the last: the upstream gradient has one value per row
 TIERS = (
     *("warp", "staged", "block", "cluster", "grid", "twopass"),
     *("columns", "columns-grid", "columns-twopass", "columns-staged", "columns-smem", "pipelined"),
@@ -23,11 +23,12 @@ TABLES = tuple(f"{name}_f{bits}" for name in _TABLES for bits in (32, 16))  # as
 class Plan(NamedTuple):
     """The numbers of a CUDA launch, as the private operators take them.
 
-    Of columns `threads_per_row` are the threads side by side, `rows_per_block` those down a column, and
-    `blocks_per_row` the blocks that share a tile; of the tier staged `smem_vecs` are the rows that a thread serves.
+    For plans of columns, `threads_per_row` is the number of threads across columns, `rows_per_block` the number of
+    threads down a column, and `blocks_per_row` the number of blocks that share a tile. For the tier staged, `smem_vecs`
+    is the number of rows that a thread serves.
     """
 
-    tier: int  # its place in TIERS
+    tier: int  # the index in TIERS
     threads_per_row: int
     rows_per_block: int
     items_per_thread: int
@@ -43,10 +44,10 @@ if not PATH.exists():
         "`pip install --no-build-isolation .` against the torch that is installed"
     )
 torch.ops.load_library(str(PATH))
-library = torch.library.Library("onepass", "FRAGMENT")  # for the operators and kernels that are written in Python
+library = torch.library.Library("onepass", "FRAGMENT")  # for operators and kernels written in Python
 _library = ctypes.CDLL(str(PATH))
 _SIZE = 1 << 16
-_KERNELS = 1 << 22  # what a list of kernels takes: some 6000 of them
+_KERNELS = 1 << 22  # the buffer size for a list of kernels: about 6000 of them
 
 
 def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
@@ -58,7 +59,7 @@ def _ask(function: str, *arguments: Any, size: int = _SIZE) -> str:
     return answer
 
 
-# The functions in the order of their numbers, as csrc/core/functions.h lists them.
+# The functions ordered by their numbers in csrc/core/functions.h.
 _IS_REDUCTION: dict[str, bool] = json.loads(_ask("onepass_functions"))  # whether a result has one element per row
 FUNCTIONS = tuple(_IS_REDUCTION)
 REDUCTIONS = tuple(name for name in FUNCTIONS if _IS_REDUCTION[name])
@@ -102,7 +103,7 @@ def plan(
 ) -> dict[str, Any]:
     """The plan of a call: view, rows, n, bytes, and the engine's tier and launch numbers.
 
-    For a GPU of compute capability `arch` / 10 with `sm_count` multiprocessors and the tables of the name `gpu`.
+    It is for a GPU of compute capability `arch` / 10 with `sm_count` multiprocessors and the tables for the name `gpu`.
 
     >>> plan("softmax", True, [8, 1000], [1000, 1], [1000, 1], [1], torch.float32, torch.float32)["tier"]
     'block'
@@ -123,11 +124,11 @@ def backward_plan(
     sm_count: int = 132,
     gpu: str = "",
 ) -> dict[str, Any]:
-    """The launch of a gradient: tier and launch numbers, for a GPU as `plan` takes it.
+    """The launch of a gradient: tier and launch numbers. The GPU is described as for `plan`.
 
-    `x_type` is that of the forward's result, `dx_type` that of its input and so the gradient's. Strides and addresses:
-    of the gradient, of what the forward saved, of the result's gradient, of logsumexp's result. A tensor that has one
-    value per row has stride 0 over `dims`.
+    `x_type` is the dtype of the forward's result, `dx_type` that of its input and of the gradient. Strides and
+    addresses: of the gradient dx, of the saved tensor, of the upstream gradient, of logsumexp's result. A tensor with
+    one value per row has stride 0 over `dims`.
 
     >>> contiguous = [(4096 * 64, 64, 1)] * 3 + [(0, 0, 0)]
     >>> backward_plan("softmax", (8, 4096, 64), contiguous, (1,), torch.float32, torch.float32)["tier"]
@@ -148,10 +149,10 @@ def plan_from_entry(
     which: str = "forward",
     reduces: bool = False,
 ) -> Plan | None:
-    """The plan by a table entry alone, without its limit, of contiguous tensors of these sizes over the middle dim.
+    """The plan of a table entry (given without its limit) for contiguous tensors of these sizes over the middle dim.
 
-    None where the entry does not hold rows, or columns, so long. `shared`: bytes of shared memory per block. `reduces`:
-    of logsumexp, else of softmax.
+    None if rows, or columns, are too long for the entry. `shared`: bytes of shared memory per block. `reduces`: True
+    for logsumexp, False for softmax.
 
     >>> tuple(plan_from_entry([0, 32, 0, 1, 0], (4096, 1000, 1), torch.float32, 90, 132, 227 * 1024) or ())
     (0, 32, 4, 32, 4, 1, 0, 2)
@@ -173,8 +174,8 @@ def compile_kernel(
 ) -> None:
     """Compile the kernel of a plan for sm_<arch> to a file, or into the disk cache.
 
-    `plan` has the numbers of a `Plan`, or those that `call_kernels` gives. `which` is one of `PASSES`; of a gradient
-    `x_type` is that of the forward's result, and `y_type` that of its input.
+    `plan` has the numbers of a `Plan`, or those that `call_kernels` returns. `which` is one of `PASSES`. For a gradient
+    `x_type` is the dtype of the forward's result, and `y_type` that of its input.
     """
     _ask("onepass_compile", *_kind(function, x_type, y_type, which), _kernel_numbers(plan), arch, str(path).encode())
 
@@ -182,14 +183,14 @@ def compile_kernel(
 def is_kernel_cached(
     function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, which: str = "forward"
 ) -> bool:
-    """Whether the package of kernels or the disk cache has what `compile_kernel` compiles."""
+    """Whether the package of kernels or the disk cache has the kernel that `compile_kernel` would compile."""
     return _ask("onepass_is_cached", *_kind(function, x_type, y_type, which), _kernel_numbers(plan), arch) == "yes"
 
 
 def package_kernel(
     function: str, x_type: Dtype, y_type: Dtype, plan: Sequence[int], arch: int, folder: str | Path, which: str
 ) -> None:
-    """Put what `compile_kernel` compiles, or the disk cache has, into a package of kernels that is made in `folder`."""
+    """Add a kernel, from the disk cache or compiled as by `compile_kernel`, to a package of kernels in `folder`."""
     kind = _kind(function, x_type, y_type, which)
     _ask("onepass_package", *kind, _kernel_numbers(plan), arch, str(folder).encode())
 
@@ -202,17 +203,17 @@ def warm_kernel(
 
 
 class KernelLaunch(NamedTuple):
-    """The numbers of a launch of a kernel of the gallery, whose grid and blocks have one dim."""
+    """The numbers of a launch of a gallery kernel, whose grid and blocks have one dim."""
 
     blocks: int
-    threads: int  # of a block
-    cluster: int = 0  # blocks of a cluster, 0: there are none
-    shared: int = 0  # bytes of shared memory of a block, beside what the kernel declares
+    threads: int  # threads of a block
+    cluster: int = 0  # blocks of a cluster; 0: no clusters
+    shared: int = 0  # bytes of dynamic shared memory of a block
     cooperative: bool = False  # whether the blocks must all be resident together, because they wait for each other
 
 
 def load_kernel(source: str, name: str, options: str, device: int) -> int:
-    """Compile a CUDA source, a name in the gallery or a path, with NVRTC's `options`, one a line, and load its function
+    """Compile a CUDA source (a name in the gallery, or a path) with NVRTC's `options`, one a line. Load its function
     `name`."""
     kernel = ctypes.c_void_p()
     _ask("onepass_kernel_load", source.encode(), name.encode(), options.encode(), device, ctypes.byref(kernel))
@@ -221,14 +222,14 @@ def load_kernel(source: str, name: str, options: str, device: int) -> int:
 
 
 def launch_kernel(kernel: int, launch: KernelLaunch, stream: int, arguments: Sequence[Any]) -> None:
-    """Launch a loaded kernel; the ctypes `arguments` are those of the kernel."""
+    """Launch a loaded kernel with ctypes `arguments`."""
     pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
     numbers = (ctypes.c_int * len(launch))(*launch)
     _ask("onepass_kernel_launch", ctypes.c_void_p(kernel), numbers, ctypes.c_void_p(stream), pointers)
 
 
 def rank_memory(ranks: int) -> int:
-    """Bytes of the memory through which the kernels of so many ranks exchange states."""
+    """Bytes of the memory through which the kernels of `ranks` ranks exchange states."""
     return call("onepass_rank_memory", ranks)
 
 
@@ -247,10 +248,10 @@ def over_ranks(
     ranks: int,
     rank: int,
 ) -> None:
-    """Launch the kernel of contiguous rows, n elements of each on this rank, which exchanges states with other ranks.
+    """Launch the kernel of contiguous rows that exchanges states with other ranks. This rank has n elements of a row.
 
-    `tensors`: x and y, or dx, y and its gradient. `memory`: the address of each rank's memory. `fault`: two numbers of
-    the host, why results are NaN. `patience`: nanoseconds.
+    `tensors`: x and y, or dx, y and the gradient of y. `memory`: the address of each rank's memory. `fault`: two
+    numbers in host memory, to which the kernel writes why results are NaN. `patience`: the timeout in nanoseconds.
     """
     addresses = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
     kind = FUNCTIONS.index(function), backward, DTYPES.index(x_type), DTYPES.index(y_type)
@@ -260,14 +261,14 @@ def over_ranks(
 
 
 def compile_source(source: str, options: Sequence[str], arch: int, path: str | Path) -> None:
-    """Compile a CUDA source, a name in the gallery or a path, with NVRTC's `options` for sm_<arch> into a file."""
+    """Compile a CUDA source (a name in the gallery, or a path) with NVRTC's `options` for sm_<arch> into a file."""
     _ask("onepass_kernel_compile", source.encode(), "\n".join(options).encode(), arch, str(path).encode())
 
 
 def tables(gpu: str = "") -> dict[str, Any]:
-    """The tables that plans for the GPUs of a name, as torch.cuda.get_device_name has it, are made with.
+    """The tables by which plans are chosen for GPUs of a name, as torch.cuda.get_device_name returns it.
 
-    "origin", and "tables": entries by the names in TABLES.
+    A dict with "origin", and "tables": the entries of each table in TABLES.
 
     >>> sorted(tables()["tables"]) == sorted(TABLES)
     True
@@ -277,7 +278,7 @@ def tables(gpu: str = "") -> dict[str, Any]:
 
 
 def set_tables(gpu: str, origin: str, tables: dict[str, list[list[int]]]) -> None:
-    """Make the plans for the GPUs of a name with these tables from now on; RuntimeError where they are unsound."""
+    """Use these tables from now on for GPUs of this name. Raises RuntimeError if they are invalid."""
     ordered = [tables[name] for name in TABLES]
     numbers = [number for table in ordered for entry in table for number in entry]
     counts = _int64s([len(table) for table in ordered])
@@ -285,43 +286,43 @@ def set_tables(gpu: str, origin: str, tables: dict[str, list[list[int]]]) -> Non
 
 
 def set_invariant(value: int, scoped: bool) -> int:
-    """Set the switch of batch invariance of this thread (`scoped`) or of the process; gives what it was.
+    """Set batch invariance of this thread (`scoped`) or of the process, and return the old value.
 
-    -1: as the process has it, for a thread. 2: only ask.
+    `value` is 0 or 1; -1: a thread takes the value of the process; 2: set nothing.
     """
     return int(_ask("onepass_set_invariant", scoped, value))
 
 
 def install_patch(cuda: bool, torchs_on_cpu: bool, torchs_on_cuda: bool) -> None:
-    """Override aten's kernels of the CPU, and of CUDA where `cuda`, for as long as the process lives; the others say
-    whether it is torch's kernels that are overridden."""
+    """Override aten's kernels for the CPU, and for CUDA if `cuda` is True, for the life of the process. The other
+    arguments say whether the overridden kernels are torch's own."""
     _ask("onepass_patch_install", *map(ctypes.c_bool, (cuda, torchs_on_cpu, torchs_on_cuda)))
 
 
 def patch_served(functions: int) -> list[int]:
-    """How many calls of each of so many functions a patch has served since the start of the process."""
+    """How many calls of each of the first `functions` functions a patch has served since the start of the process."""
     counts = _int64s([0] * functions)
     _library.onepass_patch_served(counts)
     return list(counts)
 
 
 def patch_raised(kind: type[BaseException], words: str) -> None:
-    """Have the kernel that called for torch's own raise this; the type has to live on."""
+    """Make the C++ kernel that called torch's own kernel raise this exception. The type has to stay alive."""
     _library.onepass_patch_raised(ctypes.c_void_p(id(kind)), words.encode(errors="replace"))
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a C function of the native core that cannot fail; of one that returns nothing the number says nothing."""
+    """Call a C function of the native core that cannot fail. If it returns nothing, the number has no meaning."""
     return int(getattr(_library, name)(*arguments))
 
 
 def status(what: str) -> str:
-    """What works here: "driver", "nvrtc", "compiler", "cache", "isa", "counts"; RuntimeError with why it does not."""
+    """The status of "driver", "nvrtc", "compiler", "cache", "isa" or "counts". RuntimeError if it does not work."""
     return _ask("onepass_status", what.encode())
 
 
 def counts() -> tuple[int, int]:
-    """How many kernels this process has compiled, and how many it has read from the disk."""
+    """(kernels that this process has compiled, kernels that it has read from the disk)."""
     compiled, from_disk = status("counts").split()
     return int(compiled), int(from_disk)
 
@@ -336,11 +337,11 @@ def kernels_to_warm(
     which: str = "forward",
     dims: bool = False,
 ) -> dict[str, Plan]:
-    """The kernels that contiguous rows of `lengths`, or of any length, may ask for; with `dims` those over other dims
-    too. A plan of each, by what tells it from others: its source file and macros.
+    """The kernels that calls over contiguous rows of `lengths`, or of any length, may need; with `dims` also those of
+    calls over other dims. Maps the identity of a kernel (its source file and macros) to a plan that uses it.
 
-    On CUDA device number `device`; where it is -1, on a GPU of compute capability `arch` that need not be here.
-    `which` and the types are those of `compile_kernel`.
+    They are for CUDA device number `device`, or if that is -1, for a GPU of compute capability `arch`, which need not
+    be in this machine. `which` and the types are as for `compile_kernel`.
     """
     kind = _kind(function, x_type, y_type, which)
     wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
@@ -359,12 +360,12 @@ def call_plan(
     chip: tuple[int, int, str] = (0, 0, ""),
     which: str = "forward",
 ) -> dict[str, Any]:
-    """The launches of a call of a loss, of segments or with scores: tier, launch numbers and the names of the kernels;
-    empty where no kernel takes it.
+    """The launches of a call of a loss, of segments or with scores: tier, launch numbers and the names of the kernels.
+    Empty if no kernel takes the call.
 
-    `call`: the function's name, then those of its options (_call_names.py). `types`: of what is read and made.
-    `strides`: of the input, then of a result of segments. `chip`: compute capability, multiprocessors and name of a
-    GPU; 0 for the CPU engine.
+    `call`: the names of the function and of its options (_call_names.py). `types`: the dtypes that are read and
+    written. `strides`: those of the input, then those of a result of segments. `chip`: compute capability (0 for the
+    CPU engine), multiprocessors and name of a GPU.
 
     >>> call_plan("cross_entropy", (torch.float32,) * 2, (8192, 32000), (32000, 1), 1, chip=(90, 132, ""))["source"]
     'loss_rows.cu'
@@ -385,11 +386,11 @@ def call_kernels(
     lengths: Sequence[int] = (),
     dims: bool = False,
 ) -> dict[str, tuple[Any, ...]]:
-    """What `kernels_to_warm` says of functions, of calls of a loss, of segments or with scores: (function, types,
-    `which`, numbers) of each kernel, by what tells it from others.
+    """As `kernels_to_warm`, for calls of a loss, of segments or with scores. Maps the identity of each kernel to
+    (function, types, `which`, numbers).
 
-    `call` is that of `call_plan`, `types` are those of what its kernels read and make. `lengths` of segments are their
-    mean.
+    `call` is as for `call_plan`. `types` are the dtypes that its kernels read and write. For segments, `lengths` are
+    mean lengths.
     """
     kind = call.encode(), which != PASSES[0], *map(DTYPES.index, types), device, arch
     wanted = _int64s(lengths), ctypes.c_int64(len(lengths)), ctypes.c_bool(dims)
@@ -401,7 +402,7 @@ def call_kernels(
 
 
 def _kernel_numbers(plan: Sequence[int]) -> Any:
-    """The numbers of a plan, and those by which kernels of losses, segments and scores differ besides, 0 of others."""
+    """The numbers of a plan, and the further numbers that kernels of losses, segments and scores have, 0 for others."""
     return _int64s([*plan, *[0] * (13 - len(plan))])
 
 

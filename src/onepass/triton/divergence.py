@@ -1,8 +1,8 @@
-"""Divergences: the launches of the kernels that make the terms of rows of two tensors, and the gradients of both from
-theirs. Products: those of the two steps of the gradient of a softmax.
+"""Launches of the kernels of divergences, which compute the terms of rows of two tensors, and the gradients of both
+tensors from the gradients of the terms. Also launches of the two steps of the gradient of a softmax (products).
 
-csrc/core/divergence_problem.h has the definitions. The inputs and their gradients are read and written where they lie,
-by any strides.
+csrc/core/divergence_problem.h has the definitions. The inputs and their gradients may have any strides and are not
+copied.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["launch_divergence_backward", "launch_divergence_forward", "launch_pr
 def launch_divergence_forward(
     x: Tensor, y: Tensor, weight: Tensor | None, terms: Tensor, spec: DivergenceSpec, *, tile: Tile | None = None
 ) -> bool:
-    """Write the terms of all rows of ``x`` and ``y`` to ``terms``. False where there is no kernel for the call; then
-    nothing is written.
+    """Write the terms of all rows of ``x`` and ``y`` to ``terms``. Returns False, and writes nothing, if there is no
+    kernel for the call.
 
     ``x``, ``y``: of one shape and dtype, float64, float32, float16 or bfloat16, any strides, on a device for which
-    ``unavailable`` says None. Rows are the indices of the dims other than ``spec.dim``, the last one fastest. The
+    ``unavailable`` returns None. Rows are the dims other than ``spec.dim``, flattened, the last one fastest. The
     accumulator is float64 for float64, else float32. All other tensors are contiguous, in the accumulator's dtype.
-    ``weight``: (n,). ``terms``: (planes, rows). ``tile`` takes the place of the one that would be chosen.
+    ``weight``: (n,). ``terms``: (planes, rows). ``tile`` replaces the tile that would be chosen.
     """
     if not x.numel():
         return False
@@ -49,11 +49,11 @@ def launch_divergence_backward(
     *,
     tile: Tile | None = None,
 ) -> bool:
-    """Write the gradient of ``x`` to ``dx`` and that of ``y`` to ``dy``. False where there is no kernel for the call;
-    then nothing is written.
+    """Write the gradient of ``x`` to ``dx`` and that of ``y`` to ``dy``. Returns False, and writes nothing, if there is
+    no kernel for the call.
 
-    ``grads``: those of the terms. ``dx``, ``dy``: of the shape and dtype of ``x``, any strides; None where a gradient
-    is not asked for. The others are those of `launch_divergence_forward`.
+    ``grads``: the gradients of the terms. ``dx``, ``dy``: of the shape and dtype of ``x``, any strides; None if the
+    gradient is not needed. All other arguments are as in `launch_divergence_forward`.
     """
     if not x.numel():
         return False
@@ -63,8 +63,8 @@ def launch_divergence_backward(
 
 
 def launch_product(x: Tensor, y: Tensor, sums: Tensor, dim: int, *, tile: Tile | None = None) -> bool:
-    """Write the sums of x y over ``dim`` to ``sums``, (rows,) in the accumulator's dtype. False where there is no
-    kernel for the call. The tensors are those of `launch_divergence_forward`."""
+    """Write the sums of x y over ``dim`` to ``sums``, (rows,) in the accumulator's dtype. Returns False if there is no
+    kernel for the call. ``x`` and ``y`` are as in `launch_divergence_forward`."""
     return _launch_rows("product_kernel", (x, y, sums), (x, y), dim, tile)
 
 
@@ -87,7 +87,7 @@ def _launch_rows(
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    """This imports triton."""
+    """Imports triton and returns a kernel."""
     from . import divergence_kernels
 
     return getattr(divergence_kernels, name)

@@ -1,16 +1,16 @@
-"""The kernels of divergences: the terms of rows of two tensors, and the gradients of both from theirs
-(csrc/core/divergence_problem.h).
+"""The kernels of divergences: the terms of rows of two tensors, and the gradients of both tensors from the gradients of
+the terms (csrc/core/divergence_problem.h).
 
-Tiles, m and l are those of loss_kernels.py. Each place of a tile keeps one or two sums more. They are relative to the
-maxima so far, and are corrected where these grow: so no class that has next to no probability takes digits from others,
-and the moment is exactly 0 where x is y.
+Tiles, m and l are as in loss_kernels.py. Each element of a tile keeps one or two more sums. The sums are relative to
+the maxima so far, and are corrected when these grow. So classes of negligible probability cost no precision, and the
+moment is exactly 0 if x is y.
 
-- moment   of the KL divergence, the sum of exp(s - m) ((s - m) - (r - m_r)), m_r being the m of r. The divergence is
-           moment / l + log l_r - log l
-- total    of a cross-entropy, the sum of t
-- apart    the sum of t (m - s). The cross-entropy is apart + total * log l
+- moment   for the KL divergence: the sum of exp(s - m) ((s - m) - (r - m_r)), where m_r is the m of r. The divergence
+           is moment / l + log l_r - log l
+- total    for a cross-entropy: the sum of t, the target probabilities
+- apart    for a cross-entropy: the sum of t (m - s). The cross-entropy is apart + total * log l
 
-A score may lie infinitely far from the maximum of nothing, and nothing must not be multiplied by that.
+The difference between a score and the maximum of no scores may be infinite. It must not be multiplied by a sum of 0.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -24,7 +24,7 @@ from .score import exponential, number, offset, round_to
 
 @triton.jit
 def share_of(y, weight, numbers, ACC: tl.constexpr):
-    """The shares of classes."""
+    """The weighted, smoothed target probabilities of classes."""
     if len(numbers.on_all) > 0:
         y = y * number(numbers.on_class, ACC) + number(numbers.on_all, ACC)
     return y * weight
@@ -85,7 +85,7 @@ def forward_kernel(
             apart += tl.where(in_row, further, 0.0)
             total += tl.where(in_row, t, 0.0)
 
-    own_m, own_l, own_m_r = m, l, m_r  # of the places
+    own_m, own_l, own_m_r = m, l, m_r  # one for each element of the tile
     m, l, log_l, e = merge(own_m, own_l, TYPE)
     plane = tl.cast(rows, tl.int64)
     terms = terms_ptr + row
@@ -107,7 +107,7 @@ def forward_kernel(
 
 @triton.jit
 def log_p_of(s, terms, plane, exists):
-    """The log-probabilities of scores by the planes m and log l."""
+    """The log-probabilities of scores from the planes m and log l."""
     m = tl.load(terms, mask=exists, other=0.0)
     return (s - m) - tl.load(terms + plane, mask=exists, other=0.0)
 
@@ -194,7 +194,7 @@ def product_kernel(
     BLOCK: tl.constexpr,
     MULTIPLE: tl.constexpr,
 ):
-    """The sums of the products of two tensors over rows."""
+    """The sum of x y over each row."""
     ACC: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty.is_fp64() else tl.float32
     row, exists = rows_of(first + tl.program_id(0).to(tl.int64), rows, ROWS, MULTIPLE)
     x_row = x_ptr + offset(row, row_sizes, row_strides[0])
@@ -227,7 +227,7 @@ def product_gradient_kernel(
     BLOCK: tl.constexpr,
     MULTIPLE: tl.constexpr,
 ):
-    """x (y - the sum of the row)."""
+    """x (y - sum of the row)."""
     TYPE: tl.constexpr = x_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() else tl.float32
     row, exists, start, local, in_row = tile_of(first, rows, n, ROWS, BLOCK, MULTIPLE)

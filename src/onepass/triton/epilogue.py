@@ -1,16 +1,16 @@
-"""Epilogues, what a kernel makes of a row once it has summed it up, and the table of what each function is made of.
+"""Epilogues: how a kernel computes results from the state of a row. Also the table of the policies of each function.
 
-``ROW`` gives the numbers of a row from its state, once per row, and ``EPILOGUE`` the result of an element from these. A
-reduction has no ``EPILOGUE``: its results are the numbers.
+``ROW`` computes the numbers of a row from its state, once per row. ``EPILOGUE`` computes the result of an element from
+these numbers. A reduction has no ``EPILOGUE``: its results are the numbers.
 
-In a gradient ``y`` is what the forward saved, ``g`` the gradient of the result, and ``TERM`` gives what an element adds
-to the sum of its row. The result of an element is the gradient of its score:
+In a gradient ``y`` is the tensor that the forward saved, ``g`` is the upstream gradient, and ``TERM`` computes the term
+of an element in the sum of its row. The result of an element is the gradient of its score:
 
     softmax      y * (g - s)        s = sum(g * y)
     log_softmax  g - exp(y) * s     s = sum(g)
-    logsumexp    g * exp(y - s)     y the score, s the result, which the forward saved
+    logsumexp    g * exp(y - s)     y is the score, s the saved result
 
-Special values need no branch there: these are the plain expressions.
+Special values need no branches in these expressions.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,12 +23,11 @@ from .score import INTERPRETED, base_of, exponential, identity
 
 @triton.jit
 def softmax_row(m, l, TYPE: tl.constexpr):
-    """The base and 1 / l, so that a row costs one division. Doubles are divided by l instead, which is one rounding
-    less.
+    """The base and 1 / l, so that a row costs one division. Doubles are divided by l instead, which saves a rounding.
 
     l >= 1 because the row's maximum adds exp(0) = 1 exactly, so no probability exceeds 1. A plain 1 / l is
-    div.full.f32, 2 ulp, and every element of the row would carry that error; the correctly rounded one still adds up
-    to half an ulp to all of them, which the second term takes away again (float32 results only).
+    div.full.f32, with an error of 2 ulp in every element of the row. So the division is correctly rounded. Its error of
+    up to half an ulp is removed by a second term (for float32 results only).
     """
     base = base_of(m, False)
     if TYPE.is_fp64():
@@ -107,7 +106,7 @@ def logsumexp_gradient(y, g, row, TYPE: tl.constexpr):
     return g * exponential(y - row[0], y.dtype)
 
 
-# The policies of the functions, forward and backward. softmin is the softmax of other scores.
+# The policies of the functions, forward and backward. softmin is softmax with another SCORE.
 SOFTMAX = (
     {"TERM": None, "ROW": softmax_row, "EPILOGUE": softmax},
     {"TERM": product, "ROW": sum_row, "EPILOGUE": softmax_gradient, "SCORE": identity},

@@ -1,30 +1,30 @@
-"""The kernels, in two tiers, for a function and for its gradient.
+"""The kernels of a function and of its gradient, in two tiers.
 
 Row tier: a program holds whole rows on the chip, so every element is read once and written once. A tile is ROWS rows by
-BLOCK columns, BLOCK the power of two that covers a row. Short rows share a program: a program for each row of 16 would
-leave 7 of 8 lanes of every warp idle.
+BLOCK columns, where BLOCK is the power of two that covers a row. Short rows share a program: with one program for each
+row of 16, 7 of 8 lanes of every warp would be idle.
 
-Online tier: a row wider than a program can hold is streamed in chunks, twice (once for a reduction). A chunk is DEPTH
-by LANES elements, each lane (a column of the chunk) keeps its own pair (m, l). With LANES as many elements as the
-threads read at once, a lane lives in one thread: the loop merges without communication between threads, with one exp
-per element and one more for every DEPTH of them; the lanes are merged once per row. The second pass walks the chunks
-backwards, since the last ones read are the ones still in the cache.
+Online tier: a row that does not fit a program is streamed in chunks, twice (once for a reduction). A chunk is DEPTH by
+LANES elements. Each lane (a column of the chunk) keeps its own pair (m, l). LANES is the number of elements that the
+threads read at once, so a lane lives in one thread, and the loop needs no communication between threads. It takes one
+exp per element and one more for every DEPTH elements. The lanes are merged once per row. The second pass walks the
+chunks backwards, because the chunks that were read last are still in the cache.
 
-A function sums up a row by its state, the maximum ``m`` and ``l = sum(exp(x - m))``; the state of nothing is
-``(-inf, 0)``. A gradient (``g_ptr`` is given) sums up a row by one number, which is read (``lse_ptr``) or is
-``l = sum(TERM(y, g))``; its ``m`` stays what it was. Special values need no branch of their own:
+A function reduces a row to its state, the maximum ``m`` and ``l = sum(exp(x - m))``. The state of no elements is
+``(-inf, 0)``. A gradient (``g_ptr`` is given) reduces a row to one number, which is either read (``lse_ptr``) or
+``l = sum(TERM(y, g))``; its ``m`` does not change. Special values need no branches:
 
-- ``base_of`` measures an all ``-inf`` part of a row from 0 instead of from ``-inf``, so that it stays ``(-inf, 0)`` and
-  poisons nothing. A whole row of it ends as ``0 * (1 / 0) = NaN``, ``-inf - log(0) = NaN`` and ``log(0) = -inf``:
-  what torch gives for softmax, log_softmax and logsumexp.
-- A NaN is dropped by the maximum (``tl.max`` is IEEE maxNum) but not by the sum, so it poisons its row through ``l``.
-- ``+inf`` gives ``inf - inf = NaN`` in the softmax family; the reductions measure it from 0 and get ``exp(inf) = inf``.
+- ``base_of`` subtracts 0 instead of ``-inf`` in a part of a row that is all ``-inf``, so that its state stays
+  ``(-inf, 0)`` and makes no other part NaN. A row that is all ``-inf`` ends as ``0 * (1 / 0) = NaN``,
+  ``-inf - log(0) = NaN`` and ``log(0) = -inf``: the results of torch's softmax, log_softmax and logsumexp.
+- The maximum drops a NaN (``tl.max`` is IEEE maxNum) but the sum does not, so the NaN reaches the row's ``l``.
+- ``+inf`` gives ``inf - inf = NaN`` in the softmax family; reductions subtract 0 from it and get ``exp(inf) = inf``.
 
 Tensors of a call come in the order x, out, g, lse. ``row_strides`` and ``strides`` have an entry for each of them.
 
-``score`` is what scores are made of besides x (score.py), or () where that is nothing. In a function of such scores
-``lse_ptr`` is where the logsumexp of each row goes. What a window hides is not read: loads are masked, and the first
-pass of the online tier begins and ends with the chunks that the window reaches.
+``score`` has the operands of scores besides x (score.py), or is () if there are none. In a function of such scores the
+logsumexp of each row is written to ``lse_ptr``. Elements that a window hides are not read: loads are masked, and the
+first pass of the online tier runs only over the chunks that the window reaches.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -52,7 +52,7 @@ def load_scores(
     x_row, column, seen, read, sizes, strides, score, own, SCORE: tl.constexpr, TYPE: tl.constexpr, ACC: tl.constexpr
 ):
     """The scores of elements. An element is rounded to the dtype of the result first, as ``dtype=`` of torch does, and
-    then converted to the accumulator's dtype. Lanes outside the mask read nothing. Their score is -inf."""
+    then converted to the accumulator's dtype. Masked-out lanes read nothing, and their score is -inf."""
     if len(score) == 0:
         other = SCORE(tl.full((), -float("inf"), ACC))
         x = tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=other)
@@ -64,7 +64,7 @@ def load_scores(
 
 @triton.jit
 def load_saved(x_row, column, read, sizes, strides, score, SCORE: tl.constexpr, ACC: tl.constexpr):
-    """What the forward saved of elements. Lanes outside the mask add nothing to the sum of a gradient."""
+    """The elements that the forward saved. Masked-out lanes add nothing to the sum of a gradient."""
     if len(score) == 0:
         return SCORE(tl.load(x_row + offset(column, sizes, strides[0]), mask=read, other=0.0).to(ACC))
     else:
@@ -74,7 +74,7 @@ def load_saved(x_row, column, read, sizes, strides, score, SCORE: tl.constexpr, 
 
 @triton.jit
 def load_grad(g_row, column, inside, read, sizes, strides, score, ACC: tl.constexpr):
-    """The gradients of results."""
+    """The upstream gradients of elements."""
     if len(score) > 0 and len(score.whole) > 0:
         read = inside
     return tl.load(g_row + offset(column, sizes, strides[2]), mask=read, other=0.0).to(ACC)
@@ -82,8 +82,8 @@ def load_grad(g_row, column, inside, read, sizes, strides, score, ACC: tl.conste
 
 @triton.jit
 def reduce_tile(m, x, g, score, AXIS: tl.constexpr, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr):
-    """The maximum of a tile and ``m`` over an axis, and the sum of the tile. A gradient has no maximum. Where it is to
-    know which rows of log_softmax have nothing, its ``m`` is -inf for these and 0 for others."""
+    """The maximum of a tile and ``m`` over an axis, and the sum of the tile. A gradient has no maximum. If ``empty`` is
+    set in ``score``, its ``m`` is -inf for rows of a log_softmax that are all -inf, and 0 for other rows."""
     if g is None:
         m = tl.maximum(m, tl.max(x, AXIS, keep_dims=True))
         return m, add_up(exponential(x - base_of(m, REDUCES), TYPE), AXIS, TYPE)
@@ -107,7 +107,7 @@ def absorb(m, high, low, x, g, score, TERM: tl.constexpr, REDUCES: tl.constexpr,
 
 @triton.jit
 def merge_lanes(m, high, low, g, REDUCES: tl.constexpr, TYPE: tl.constexpr):
-    """Merge a vector of pairs into one."""
+    """Merge the pairs (m, l) of all lanes into one."""
     l = total(high, low)
     top = tl.max(m, 1, keep_dims=True)
     if g is None:
@@ -115,8 +115,8 @@ def merge_lanes(m, high, low, g, REDUCES: tl.constexpr, TYPE: tl.constexpr):
     return top, add_up(l, 1, TYPE)
 
 
-# The first row and the count of rows are no reason for another variant of a kernel (Triton specialises on 1 and on
-# multiples of 16).
+# `first` and `rows` are not specialised, so that they do not compile more variants of a kernel (Triton specialises on 1
+# and on multiples of 16).
 @triton.jit(do_not_specialize=["first", "rows"])
 def row_kernel(
     x_ptr,
@@ -140,7 +140,7 @@ def row_kernel(
     BLOCK: tl.constexpr,
 ):
     OUT: tl.constexpr = out_ptr.dtype.element_ty
-    TYPE: tl.constexpr = OUT if g_ptr is None else x_ptr.dtype.element_ty  # of the result
+    TYPE: tl.constexpr = OUT if g_ptr is None else x_ptr.dtype.element_ty  # the dtype of the forward's result
     GRAD: tl.constexpr = OUT if g_ptr is None else g_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() or GRAD.is_fp64() else tl.float32
     row = (first + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -207,7 +207,7 @@ def online_kernel(
     LANES: tl.constexpr,
 ):
     OUT: tl.constexpr = out_ptr.dtype.element_ty
-    TYPE: tl.constexpr = OUT if g_ptr is None else x_ptr.dtype.element_ty  # of the result
+    TYPE: tl.constexpr = OUT if g_ptr is None else x_ptr.dtype.element_ty  # the dtype of the forward's result
     GRAD: tl.constexpr = OUT if g_ptr is None else g_ptr.dtype.element_ty
     ACC: tl.constexpr = tl.float64 if TYPE.is_fp64() or GRAD.is_fp64() else tl.float32
     row = first + tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
@@ -227,7 +227,7 @@ def online_kernel(
             index = first + tl.program_id(0).to(tl.int64)
             first_chunk, end = chunks_in_window(score, index, chunks, row_sizes, sizes, DEPTH * LANES)
         for chunk in range(first_chunk, end):
-            # 64 bits: a row may be longer than 2^31 elements, or its stride may make it so.
+            # 64 bits: a row, or its length times its stride, may be more than 2^31 elements.
             column = tl.cast(chunk, tl.int64) * (DEPTH * LANES) + tile
             seen, read = takes_part(score, own, column, column < n, sizes)
             if g_ptr is None:

@@ -1,6 +1,6 @@
 """The entry points of the engine: whether it can run, the layout of a call as rows by n, and the launch of its kernels.
 
-Nothing here imports triton before a call needs a kernel.
+This file imports triton only when a call needs a kernel.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .plan import Plan, plan_backward, plan_forward
 
 __all__ = ["interpreting", "launch_backward", "launch_forward", "on_device", "unavailable"]
 
-# Triton's own name of the backend that serves a torch device type; torch calls AMD's GPUs "cuda" too.
+# Triton's name of the backend for a torch device type. torch calls AMD's GPUs "cuda" too.
 _BACKENDS = {"cuda": "amd" if torch.version.hip else "nvidia", "xpu": "intel"}
-# bfloat16 and the asynchronous copies that Triton generates start with Ampere; the kernels are compiled and tested
+# bfloat16 and the asynchronous copies that Triton generates need Ampere or later. The kernels are compiled and tested
 # for 8.0, 9.0, 10.0 and 12.0.
 _MIN_CAPABILITY = (8, 0)
 _DIFFERENTIABLE = tuple(name for name in FUNCTIONS if name != "state")  # the functions with gradients here
@@ -40,13 +40,13 @@ def launch_forward(
     """Write ``function`` of ``x`` over ``dims`` to ``out``.
 
     ``function``: a name in ``FUNCTIONS``.
-    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None.
-    ``out``: allocated by the caller, no two elements in one place. For the softmax family of the shape of ``x``, of any
-    of these dtypes (``x`` is rounded to it first), and possibly ``x`` itself; for logsumexp of the dtype of ``x``, or
-    float32 of half types, and its shape with size 1 in ``dims``; for state of two such planes (maxima, sums), float64
-    of float64, else float32.
+    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` returns None.
+    ``out``: allocated by the caller, without two elements at one address. For the softmax family it has the shape of
+    ``x`` and any of these dtypes (``x`` is rounded to it first), and may be ``x`` itself. For logsumexp it has the
+    shape of ``x`` with size 1 in ``dims``, and the dtype of ``x``, or float32 for half types. For state it is two such
+    planes (maxima, sums), float64 for float64, else float32.
     ``dims``: not negative, sorted, unique.
-    ``plan`` forces a tier; ValueError where it cannot serve the call.
+    ``plan`` forces a tier; ValueError if the plan does not support the call.
     """
     if function not in FUNCTIONS:
         raise ValueError(f"unknown function {function!r}; the Triton engine has {', '.join(FUNCTIONS)}")
@@ -57,7 +57,7 @@ def launch_forward(
         return
     reduces, planes = function in REDUCTIONS, function == "state"
     first = out[0] if planes else out
-    if order.n == 0:  # over nothing: log(0), a maximum of -inf, a sum of 0
+    if order.n == 0:  # rows without elements: log(0), a maximum of -inf, a sum of 0
         if planes:
             out.zero_()
         first.fill_(-float("inf"))
@@ -69,12 +69,12 @@ def launch_forward(
     if x_strides is None:
         source, x_strides = order.permuted(x).contiguous(), (order.n, 1)
     if out_strides is None:
-        # The copy of the input serves as the buffer of the result where it can.
+        # The copy of the input is reused as the buffer of the result if possible.
         reusable = source is not x and not reduces and x.dtype == out.dtype
         shape = order.permuted(first).shape
         target = source if reusable else out.new_empty((2, *shape) if planes else shape)
         out_strides = (1 if reduces else order.n, 1)
-    if planes:  # a state has no elements along a row, and needs no stride there: the kernel is told where the sums are
+    if planes:  # a state needs no stride along a row: in its place the kernel gets the stride between the planes
         out_strides = (out_strides[0], target.stride(0))
     layout = ((), ((x_strides[0],), (out_strides[0],)), (), ((x_strides[1],), (out_strides[1],)))
     launch_kernel(function, False, plan, (source, target, None, None), order, layout)
@@ -92,16 +92,17 @@ def launch_backward(
     *,
     plan: Plan | None = None,
 ) -> None:
-    """Write the gradient of the input to ``dx`` from that of the result, ``grad``. No other tensor is allocated.
+    """Write the gradient of the input to ``dx``, from the upstream gradient ``grad``. No other tensor is allocated.
 
     ``function``: any but state.
     ``saved``: the result or, for logsumexp, the input and the result.
-    ``grad``: of the result's shape. A result of logsumexp, and its gradient, have size 1 in ``dims``.
-    ``dx``: of the input's shape, allocated by the caller, no two elements in one place, and none where others lie.
+    ``grad``: of the result's shape. The result of logsumexp, and its gradient, have size 1 in ``dims``.
+    ``dx``: of the input's shape, allocated by the caller. It has no two elements at one address, and shares no memory
+    with the other tensors.
     All are float64, float32, float16 or bfloat16 (sums are float64 if ``grad`` or ``saved`` is, else float32; ``dx`` is
-    rounded once), of any strides (0 too), on a device for which ``unavailable`` says None.
+    rounded once), of any strides (0 too), on a device for which ``unavailable`` returns None.
     ``dims``: not negative, sorted, unique.
-    ``plan`` forces a tier. ValueError where it cannot serve the call, and for what is not as described.
+    ``plan`` forces a tier. ValueError if the plan does not support the call, or an argument is not as described.
     """
     _check(function, grad, saved, dx, dims)
     y, lse = saved[0], saved[1] if function == "logsumexp" else None
@@ -113,11 +114,11 @@ def launch_backward(
     plan = plan or plan_backward(order.rows, order.n, (y.dtype, grad.dtype, dx.dtype), properties_of(y.device))
 
     of_each = [y.stride(), dx.stride(), grad.stride()]
-    if lse is not None:  # it and its gradient are the same for all elements of a row
+    if lse is not None:  # lse and its gradient have one value per row
         of_each[2:] = (tuple(0 if d in dims else step for d, step in enumerate(t.stride())) for t in (grad, lse))
     row_sizes, row_strides = levels_of(order.outer, y.shape, *of_each)
     sizes, strides = levels_of(order.reduced, y.shape, *of_each)
-    if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+    if order.rows == 1:  # as with many rows, so that Triton compiles the same kernel (and rounds alike)
         row_strides = tuple((order.n * inner[0],) for inner in strides)
     layout = (row_sizes, row_strides, sizes, strides[:3])
     launch_kernel(function, True, plan, (y, dx, grad, lse), order, layout)
@@ -144,14 +145,14 @@ def _check(function: str, grad: Tensor, saved: tuple[Tensor, ...], dx: Tensor, d
 
 @functools.lru_cache(maxsize=4096)
 def _kernel(function: str, backward: bool, plan: Plan, is_scored: bool = False) -> tuple[Any, dict[str, Any]]:
-    """The kernel of a plan and its compile-time arguments. This imports triton."""
+    """Imports triton. Returns the kernel of a plan and its compile-time arguments."""
     from . import epilogue, kernels, score
 
     of_score = score.SCORES.get(function, score.identity)
     policies = {"SCORE": of_score, "SCORE_BACKWARD": of_score, **epilogue.POLICIES[function][backward]}
     if is_scored:
         policies |= {"SCORE": score.scored, "SCORE_BACKWARD": score.scored_gradient}
-    # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+    # FP fusion is set explicitly because its default is about to change. No result here depends on it.
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages, "enable_fp_fusion": True}
     return kernels.KERNELS[plan.tier], {**policies, **plan.constants(), **options}
 
@@ -165,8 +166,8 @@ def launch_kernel(
     layout: tuple[Any, ...],
     score: Any = (),
 ) -> None:
-    """Launch a kernel over all rows, in several launches where the grid of one is too small. ``score`` is a Score of
-    scored.py, or nothing."""
+    """Launch a kernel over all rows, in several launches if the grid of one is too small. ``score`` is a Score of
+    scored.py, or ()."""
     kernel, constants = _kernel(function, backward, plan, len(score) > 0)
     span = plan.grid * plan.rows
     with on_device(tensors[0].device):
@@ -176,9 +177,9 @@ def launch_kernel(
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes ``device`` current, as a Triton launch needs.
+    """A context that makes ``device`` current, which a Triton launch needs.
 
-    On a CPU it is Triton's interpreter that runs, in NumPy, which would warn of every infinity that a kernel handles.
+    On a CPU it silences NumPy, in which Triton's interpreter runs, and which would warn of every infinity in a kernel.
     """
     if device.type == "cpu":
         import numpy
@@ -192,11 +193,11 @@ def properties_of(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device).get_device_properties(device)
 
 
-# Layout: any tensor and dims as rows by n, cached because a walk over the dims takes longer than a launch -------------
+# Layout: any tensor and dims as rows by n, cached because computing it takes longer than a launch ---------------------
 
 
 class Order(NamedTuple):
-    """The order in which a call walks the dims of its tensors: the rows, then the elements of a row."""
+    """The order in which a call walks the dims of its tensors: the dims of the rows, then those within a row."""
 
     outer: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -209,7 +210,7 @@ class Order(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def order_of(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...]) -> Order:
-    """Rows and elements in memory order: neither the order of the rows nor that inside a row matters to a result."""
+    """Rows and elements in memory order. No result depends on the order of the rows, or of the elements in a row."""
     by_stride = sorted(range(len(shape)), key=lambda d: -strides[d])
     outer, reduced = (tuple(d for d in by_stride if (d in dims) == inner) for inner in (False, True))
     return Order(outer, reduced, math.prod(shape[d] for d in outer), math.prod(shape[d] for d in reduced))
@@ -217,19 +218,19 @@ def order_of(shape: torch.Size, strides: tuple[int, ...], dims: tuple[int, ...])
 
 @functools.lru_cache(maxsize=4096)
 def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> tuple[int, int] | None:
-    """The strides in elements from row to row and inside a row, or None where the tensor should be copied first.
+    """The strides, in elements, from row to row and within a row. None if the tensor should be copied first.
 
-    It is copied where no single stride walks its rows (or its elements), and where neighbouring rows lie closer than
-    neighbouring elements: a program that walks a row would then use 4 bytes of every 32 that it reads.
+    It is copied if its rows (or the elements of a row) have no single stride, or if neighbouring rows are closer in
+    memory than neighbouring elements of a row: a program that walks a row would use 4 bytes of every 32 that it reads.
     """
     levels = [levels_of(dims, shape, strides)[1][0] for dims in (order.outer, order.reduced)]
     if max(map(len, levels)) > 1:
         return None
     (row,), (element,) = levels
-    # The count of elements is that of this tensor, which a reduction has made 1.
+    # The number of elements per row of this tensor, which is 1 for the result of a reduction.
     n = math.prod(shape[d] for d in order.reduced)
     element = 1 if n == 1 else element
-    if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+    if order.rows == 1:  # as with many rows, so that Triton compiles the same kernel (and rounds alike)
         return n * element, element
     return (row, element) if n == 1 or element <= max(row, 1) else None
 
@@ -238,12 +239,12 @@ def _two_strides(shape: torch.Size, strides: tuple[int, ...], order: Order) -> t
 def levels_of(
     dims: tuple[int, ...], shape: torch.Size, *strides: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """How to walk ``dims``, outermost first, in all tensors of a shape with as few levels as their strides allow.
+    """Merges ``dims``, outermost first, into as few levels as the strides of all tensors of a shape allow.
 
-    Innermost first: the sizes of the levels but the outermost's, and the strides of all of them for each tensor.
+    Returns, innermost first, the sizes of all levels but the outermost, and for each tensor the strides of all levels.
     """
     sizes: list[int] = []
-    levels: list[tuple[int, ...]] = []  # the strides of a level, one for each tensor
+    levels: list[tuple[int, ...]] = []  # for each level, the strides of all tensors
     for d in reversed(dims):
         if shape[d] == 1:
             continue
@@ -260,9 +261,9 @@ def levels_of(
 
 
 def unavailable(device: torch.device) -> str | None:
-    """None where the Triton engine can run tensors of ``device``, else why not, in a sentence.
+    """None if the Triton engine can run tensors of ``device``, else a sentence that says why not.
 
-    A CPU device never initialises a GPU, and never imports triton unless ``TRITON_INTERPRET`` asks for it.
+    A call for a CPU device never initialises a GPU, and imports triton only if ``TRITON_INTERPRET`` is set.
 
     >>> import torch
     >>> unavailable(torch.device("meta"))
@@ -272,7 +273,7 @@ def unavailable(device: torch.device) -> str | None:
 
 
 def interpreting() -> bool:
-    """Whether the environment asks for Triton's interpreter (the words that Triton itself takes)."""
+    """Whether ``TRITON_INTERPRET`` turns Triton's interpreter on, by the values that Triton itself accepts."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
@@ -303,7 +304,7 @@ def _why_no_interpreter(version: str) -> str | None:
 
     from .kernels import KERNELS
 
-    # Triton reads the variable when it is imported and when a kernel is decorated; afterwards it is too late.
+    # Triton reads the variable only when it is imported and when a kernel is decorated.
     jitted = (triton.language.sum, *KERNELS.values())
     if any(isinstance(function, triton.runtime.JITFunction) for function in jitted):
         return "TRITON_INTERPRET was set after triton was imported: set it before Python starts"

@@ -1,7 +1,6 @@
-"""Losses: the launches of the kernels that make the terms of rows, and the gradient of the input from theirs.
+"""Launches of the kernels of losses: the terms of rows, and the gradient of the input from the gradients of the terms.
 
-csrc/core/loss_problem.h has the definitions. The input and its gradient are read and written where they lie, by any
-strides.
+csrc/core/loss_problem.h has the definitions. The input and its gradient may have any strides and are not copied.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["launch_loss_backward", "launch_loss_forward"]
 
-# The elements of a tile that a thread has, by the bytes of one. Forward, registers hold up to 5 numbers per element.
+# Elements of a tile per thread, by the bytes of an element. The forward keeps up to 5 numbers per element in registers.
 _ELEMENTS = {False: {2: 8, 4: 8, 8: 4}, True: {2: 16, 4: 8, 8: 4}}  # forward, backward
 
 
 class Numbers(NamedTuple):
-    """The numbers of a call, as kernels take them. They are compiled for what there is: what there is not is an empty
-    tuple."""
+    """The numbers of a call, as kernels take them. A number that a call does not have is (), and kernels are compiled
+    without it."""
 
     factor: Maybe
     softcap: Maybe
-    on_class: Maybe  # of a cross-entropy: the factor of the loss of the class,
-    on_all: Maybe  # that of the spread,
-    z_loss: Maybe  # and that of the square of lse
+    on_class: Maybe  # for a cross-entropy: the factor of the target class's loss
+    on_all: Maybe  # the factor of the spread (label smoothing)
+    z_loss: Maybe  # the factor of lse^2
 
 
 class Tile(NamedTuple):
-    """Rows and classes of a program, powers of two, and the most programs of a launch."""
+    """Rows and classes of a program (powers of two), its warps, and the most programs of a launch."""
 
     rows: int
     classes: int
@@ -58,16 +57,16 @@ def launch_loss_forward(
     *,
     tile: Tile | None = None,
 ) -> bool:
-    """Write the terms of all rows of ``x`` to ``terms``, and the losses of a cross-entropy to ``result`` too. False
-    where there is no kernel for the call; then nothing is written.
+    """Write the terms of all rows of ``x`` to ``terms``, and the losses of a cross-entropy to ``result`` too. Returns
+    False, and writes nothing, if there is no kernel for the call.
 
-    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None. Its rows
-    are the indices of the dims other than ``spec.dim``, the last one fastest. The accumulator is float64 for float64,
+    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` returns None. Its
+    rows are the dims other than ``spec.dim``, flattened, the last one fastest. The accumulator is float64 for float64,
     else float32. All other tensors are contiguous.
-    ``index``: int64, (rows, picks) or (rows,). A class that is not there is not read, and its loss is NaN.
-    ``weight``, ``weight_sum``: (n,) and one number, in the accumulator's dtype. ``scale``: (rows,), likewise.
+    ``index``: int64, (rows, picks) or (rows,). A class that does not exist is not read, and its loss is NaN.
+    ``weight``, ``weight_sum``, ``scale``: (n,), one number and (rows,), in the accumulator's dtype.
     ``terms``: (planes, rows), in the accumulator's dtype. ``result``: a floating number per row.
-    ``tile`` takes the place of the one that would be chosen.
+    ``tile`` replaces the tile that would be chosen.
     """
     if not x.numel():
         return False
@@ -91,12 +90,12 @@ def launch_loss_backward(
     *,
     tile: Tile | None = None,
 ) -> bool:
-    """Write the gradient of ``x`` to ``dx``. False where there is no kernel for the call; then nothing is written.
+    """Write the gradient of ``x`` to ``dx``. Returns False, and writes nothing, if there is no kernel for the call.
 
-    ``grads``: those of the terms, in the accumulator's dtype; or, of a cross-entropy, that of the result: a floating
-    number per row or one for all. ``total``, which divides it: one number in the accumulator's dtype.
-    ``grad_lse``: of a cross-entropy, the gradient of the logsumexp of each row, in the accumulator's dtype.
-    ``dx``: of the shape of ``x``, any strides, possibly ``x`` itself. The others are those of `launch_loss_forward`.
+    ``grads``: the gradients of the terms, in the accumulator's dtype. For a cross-entropy the gradient of the result: a
+    floating number per row or one for all. ``total``: the divisor of ``grads``, a number in the accumulator's dtype.
+    ``grad_lse``: for a cross-entropy, the gradient of the logsumexp of each row, in the accumulator's dtype.
+    ``dx``: of the shape of ``x``, any strides, possibly ``x`` itself. All else is as in `launch_loss_forward`.
     """
     if not x.numel():
         return False
@@ -108,7 +107,7 @@ def launch_loss_backward(
 
 @functools.cache
 def _kernel(backward: bool) -> Any:
-    """This imports triton."""
+    """Imports triton and returns a kernel."""
     from . import loss_kernels
 
     return loss_kernels.backward_kernel if backward else loss_kernels.forward_kernel
@@ -142,7 +141,7 @@ def _launch(
 
 
 def numbers_of(x: Tensor, given: tuple[float, ...], needed: tuple[Any, ...]) -> Numbers:
-    """The numbers that are needed, for kernels of the type of ``x``."""
+    """The numbers ``given``, as kernels for the dtype of ``x`` take them; () for those not ``needed``."""
     made = [_number(v, x.dtype) if is_there else () for v, is_there in zip(given, needed, strict=True)]
     return Numbers(*made, *[()] * (len(Numbers._fields) - len(made)))
 
@@ -159,7 +158,7 @@ def launch_rows(
     constants: dict[str, bool],
     tile: Tile | None,
 ) -> None:
-    """Launch a kernel over the rows of ``x``. ``strides``: of the tensors of the shape of ``x``."""
+    """Launch a kernel over the rows of ``x``. ``strides``: the strides of all tensors that have the shape of ``x``."""
     rows, n, *layout, has_columns = _layout(x.shape, dim, strides)
     if tile is None:
         warp = getattr(properties_of(x.device), "warp_size", 32)
@@ -168,9 +167,10 @@ def launch_rows(
         **constants,
         "ROWS": tile.rows,
         "BLOCK": tile.classes,
-        # Of the count of rows, which is no reason for another kernel but where they are read side by side.
+        # Whether the number of rows is a multiple of 16. It matters only if rows are adjacent in memory; otherwise it
+        # should not compile another kernel.
         "MULTIPLE": 16 if has_columns and rows % 16 == 0 else 1,
-        # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+        # FP fusion is set explicitly because its default is about to change. No result here depends on it.
         "num_warps": tile.num_warps,
         "num_stages": 1,
         "enable_fp_fusion": True,
@@ -184,13 +184,13 @@ def launch_rows(
 
 @functools.lru_cache(maxsize=4096)
 def _layout(shape: torch.Size, dim: int, strides: tuple[Steps, ...]) -> tuple[Any, ...]:
-    """The count of rows and of classes, how to walk the rows, the steps from class to class, and whether it is rows
-    that lie side by side."""
+    """(rows, classes, levels of the rows (sizes and strides), strides from class to class, whether it is the rows that
+    are adjacent in memory)."""
     n = shape[dim]
     rows = math.prod(shape) // n
     steps = tuple(of[dim] for of in strides)
     row_sizes, row_strides = levels_of(tuple(d for d in range(len(shape)) if d != dim), shape, *strides)
-    if rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+    if rows == 1:  # as with many rows, so that Triton compiles the same kernel (and rounds alike)
         row_strides = tuple((n * step,) for step in steps)
     has_columns = n > 1 and row_strides[0][0] < steps[0]
     return rows, n, row_sizes, row_strides, steps, has_columns
@@ -198,10 +198,11 @@ def _layout(shape: torch.Size, dim: int, strides: tuple[Steps, ...]) -> tuple[An
 
 @functools.lru_cache(maxsize=4096)
 def _tile(backward: bool, n: int, has_columns: bool, itemsize: int, warp: int) -> Tile:
-    """Whatever the number of rows is, so that a row's bits do not depend on the rows beside it."""
+    """The tile. It does not depend on the number of rows, so that a row's bits do not depend on other rows."""
     per_thread, width = _ELEMENTS[backward][itemsize], 1 << (n - 1).bit_length()
-    # As timings on an H200 have it (2026-11). Forward, the places of a tile are merged in the end, so that each gets
-    # several classes first. Where rows lie side by side, there are at least 32 or 64 bytes of them.
+    # By timings on an H200 (2026-11). The forward merges the elements of a tile at the end, so a tile is narrow enough
+    # that each element gets several classes first. If rows are adjacent in memory, a tile has at least 32 or 64 bytes
+    # of them.
     if has_columns:
         classes, wanted, most = max(2, width // (4 if backward else 32)), width, 256 if backward else 512
     else:

@@ -1,17 +1,18 @@
-"""The kernels of losses: the terms of rows, and the gradient of the input from theirs (csrc/core/loss_problem.h).
+"""The kernels of losses: the terms of rows, and the gradient of the input from the gradients of the terms
+(csrc/core/loss_problem.h).
 
-A tile is ROWS rows by BLOCK classes, whichever of them lie side by side. Forward, a program walks its rows from tile to
-tile, and each place of the tile keeps numbers of its own: they are merged once, after the last tile, so that the loop
-has no communication between threads. An element takes one exponential: with the maximum m so far, exp(s - m) is what it
-adds, or else exp(m - s) is what the sums so far shrink by. Backward, a program has one tile.
+A tile is ROWS rows by BLOCK classes; either may be adjacent in memory. In the forward a program walks its rows tile by
+tile. Each element of the tile keeps its own sums, which are merged once, after the last tile, so that the loop has no
+communication between threads. A score takes one exponential: if it is at most the maximum m so far, it adds exp(s - m)
+to the sum, otherwise the sums so far are multiplied by exp(m - s). In the backward a program has one tile.
 
 - m        the maximum
 - l        the sum of exp(s - m)
 - moment   for the entropy, the sum of exp(s - m) (s - m): the entropy is log l - moment / l
 - lean     for the spread, the sum of weight (s - r), r the score of class 0: the spread is W ((m - r) + log l) - lean
 
-The maximum of nothing is the lowest finite number, so that no difference is inf - inf in rows that have a part of -inf;
-r is 0 where class 0 is masked out by a large number. What an exponential of 0 multiplies adds 0, also where it is
+The maximum of no scores is the lowest finite number, so that no difference is inf - inf in rows with -inf. r is 0 if
+class 0 is masked out by a large number. A product with an exponential of 0 counts as 0, even if the other factor is
 infinite.
 """
 
@@ -25,15 +26,16 @@ from .score import exponential, number, offset, round_to, tanh
 
 @triton.jit
 def rows_of(program, rows, ROWS: tl.constexpr, MULTIPLE: tl.constexpr):
-    """The rows of a program, and whether they exist, in terms that say that whole vectors of rows do."""
+    """The rows of a program, and whether they exist. The comparison tells Triton that rows exist in groups of MULTIPLE,
+    so that it may use vector loads."""
     row = (program * ROWS + tl.arange(0, ROWS))[:, None]
     return row, row // MULTIPLE < rows // MULTIPLE
 
 
 @triton.jit
 def tile_of(first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, MULTIPLE: tl.constexpr):
-    """Backward, the tile of a program: rows and whether they exist, the first class, the places of classes in the tile,
-    and whether they are in a row."""
+    """The tile of a program in the backward: (rows, whether they exist, the first class, the column of each element in
+    the tile, whether that column is in the row)."""
     program = first + tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(n, BLOCK)
     row, exists = rows_of(program // tiles, rows, ROWS, MULTIPLE)
@@ -44,15 +46,15 @@ def tile_of(first, rows, n, ROWS: tl.constexpr, BLOCK: tl.constexpr, MULTIPLE: t
 
 @triton.jit
 def rounded_product(a, b):
-    """A product that is rounded whatever is added to it: equal numbers then have equal scores, and equal sums of them,
-    wherever those are computed."""
+    """A product that is rounded and not fused with a following addition. So equal numbers have equal scores, and equal
+    sums of scores, in all places of the code."""
     return tl.fma(a, b, 0.0)
 
 
 @triton.jit
 def add_score(m, l, s, TYPE: tl.constexpr):
-    """m and l of each place with another score; whether that is the new maximum; and of the exponentials of the old sum
-    and of the score, one of which is 1, the other and its logarithm. A NaN is dropped in m, and goes into l."""
+    """Adds a score to each m and l. Returns (m, l, whether the score is the new maximum, e, log e), where e = exp(-|s -
+    m|) multiplies the old sum if the score is the new maximum, and else the score's term. m drops a NaN, l keeps it."""
     d = -tl.abs(s - m)
     e = exponential(d, TYPE)
     grows = s > m
@@ -61,7 +63,8 @@ def add_score(m, l, s, TYPE: tl.constexpr):
 
 @triton.jit
 def merge(m, l, TYPE: tl.constexpr):
-    """m, l and log l of rows from those of the places, whose sums are multiplied by the last result."""
+    """(m, l, log l) of rows, from m and l of each element of a tile, and the factor by which the element's sums are to
+    be multiplied."""
     top = tl.max(m, 1, keep_dims=True)
     e = exponential(m - top, TYPE)
     l = tl.sum(rounded_product(l, e), 1, keep_dims=True)
@@ -80,7 +83,7 @@ def factor_of(scale_ptr, row, exists, numbers, ACC: tl.constexpr):
 
 @triton.jit
 def score_of(x, factor, numbers, TYPE: tl.constexpr):
-    """The scores of elements, and their slopes by x * factor."""
+    """The scores of elements, and their derivatives in x * factor."""
     s = rounded_product(x, factor)
     slope = 1.0
     if len(numbers.softcap) > 0:
@@ -109,7 +112,7 @@ def sum_of_weights(weight_sum_ptr, n, ACC: tl.constexpr):
 
 @triton.jit
 def place_of(y, start, BLOCK: tl.constexpr):
-    """The places of classes in a tile, in 32 bits; -1 of those that are not there."""
+    """The columns of classes y in a tile, as int32; -1 for a class that is not in the tile."""
     place = y - start
     return tl.where((place >= 0) & (place < BLOCK), place, -1).to(tl.int32)
 
@@ -169,7 +172,7 @@ def forward_kernel(
             part = tl.where(e == 0.0, 0.0, e * tl.where(grows, moment + before * d, d))
             moment = tl.where(grows, part, moment + part)
 
-    own_m, own_l = m, l  # of the places
+    own_m, own_l = m, l  # one for each element of the tile
     m, l, log_l, e = merge(own_m, own_l, TYPE)
     if ENTROPY:
         moment = tl.sum(tl.where(e == 0.0, 0.0, e * (moment + own_l * (own_m - m))), 1, keep_dims=True)

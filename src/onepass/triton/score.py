@@ -1,4 +1,4 @@
-"""Scores, what a kernel applies to every element that it reads; and the arithmetic that all kernels share."""
+"""Scores: how a kernel transforms every element that it reads (its prologue). And the arithmetic that kernels share."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-# The interpreter differs from every GPU in two roundings (3.6 to 3.9): it cuts float32 off to bfloat16 instead of
-# rounding to nearest, ties to even; and it rounds a fused multiply-add twice, which leaves no residual of a division.
+# The interpreter (3.6 to 3.9) differs from every GPU in two roundings. It truncates float32 to bfloat16 instead of
+# rounding to nearest even. It rounds a fused multiply-add twice, so the residual of a division cannot be computed.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def round_to(x, OUT: tl.constexpr):
-    """x rounded to the dtype OUT; a double becomes a half type by way of float32, as in torch."""
+    """x rounded to the dtype OUT. A double is converted to a half type through float32, as in torch."""
     if x.dtype != OUT and OUT.primitive_bitwidth == 16:
         x = x.to(tl.float32)
     if INTERPRETED and x.dtype == tl.float32 and OUT.is_bf16():
@@ -26,19 +26,19 @@ def round_to(x, OUT: tl.constexpr):
 
 @triton.jit
 def exponential(d, OUT: tl.constexpr):
-    """exp(d), as exact as the dtype of the result needs; exp(-inf) = 0 and exp(inf) = inf exactly.
+    """exp(d), as exact as the dtype of the result needs. exp(-inf) = 0 and exp(inf) = inf exactly.
 
     ``tl.exp`` of a float32 is ``ex2.approx(d * log2e)``: the rounding of the product alone is |d| / 2 ulp (40 ulp at
-    d = -80). That is nothing to a half type; a float32 result gets exp2(f) * 2^j with f = (d - j * ln 2) * log2e, ln 2
-    in two terms, |f| <= 1/2, and one rounding of f where the hardware fuses the multiply-add. Below 2^-126.5 it is 0,
-    because 2^-127 is built as 0.
+    d = -80). A half type does not need more. A float32 result is exp2(f) * 2^j with f = (d - j * ln 2) * log2e, where
+    ln 2 is in two terms, |f| <= 1/2, and f is rounded once if the hardware fuses the multiply-add. Below 2^-126.5 it is
+    0, because 2^-127 is built as 0.
     """
-    # Constants are local, because Triton compares every global one with what it was at each launch.
+    # Constants are local, because Triton compares every global constant with its old value at each launch.
     LOG2_E: tl.constexpr = 1.4426950408889634
     # ln 2 in two terms (Cephes): the first has 9 significant bits, so j * LN2_HIGH is exact for every |j| <= 2^15.
     LN2_HIGH: tl.constexpr = 0.693359375
-    LOG2_LOW: tl.constexpr = -2.12194440054690583e-4 * 1.4426950408889634  # the second, times log2e
-    # Adding 1.5 * 2^23 rounds a float32 to an integer and leaves it in the low bits; 127 more is the exponent's bias.
+    LOG2_LOW: tl.constexpr = -2.12194440054690583e-4 * 1.4426950408889634  # the second term, times log2e
+    # Adding 1.5 * 2^23 rounds a float32 to an integer, which is then in the low bits. 127 is the exponent's bias.
     ROUND: tl.constexpr = 12582912.0 + 127.0
     if OUT.is_fp32():
         shifted = tl.minimum(tl.maximum(d * LOG2_E, -127.0), 128.0) + ROUND
@@ -52,7 +52,7 @@ def exponential(d, OUT: tl.constexpr):
 
 @triton.jit
 def two_sum(a, a_low, b, b_low):
-    """a + b in two terms: the rounded sum, and what the additions rounded off (Knuth's TwoSum)."""
+    """a + b in two terms: the rounded sum, and its rounding error (Knuth's TwoSum)."""
     high = a + b
     part = high - a
     return high, a_low + b_low + ((a - (high - part)) + (b - part))
@@ -60,14 +60,14 @@ def two_sum(a, a_low, b, b_low):
 
 @triton.jit
 def total(high, low):
-    """A sum of two terms as one number. An infinite sum has no second term."""
+    """A sum of two terms as one number. If the sum is infinite the second term is ignored."""
     return tl.where(tl.abs(high) == float("inf"), high, high + low)
 
 
 @triton.jit
 def add_up(e, AXIS: tl.constexpr, OUT: tl.constexpr):
-    """The sum over an axis. Its error is in every element of a row, so results of full precision keep what is rounded
-    off: a plain sum over 2047 doubles was off by 3 ulp. Half types take a plain sum.
+    """The sum over an axis. Its error affects every element of a row, so results of full precision compensate rounding
+    errors: a plain sum over 2047 doubles was off by 3 ulp. Half types use a plain sum.
     """
     if OUT.primitive_bitwidth == 16:
         return tl.sum(e, AXIS, keep_dims=True)
@@ -78,7 +78,7 @@ def add_up(e, AXIS: tl.constexpr, OUT: tl.constexpr):
 
 @triton.jit
 def base_of(m, REDUCES: tl.constexpr):
-    """The point that exponentials are measured from: the maximum, or 0 where that would give inf - inf."""
+    """The number to subtract before exponentials: the maximum, or 0 if the maximum would give inf - inf."""
     if REDUCES:
         return tl.where(tl.abs(m) == float("inf"), 0.0, m)
     else:
@@ -87,8 +87,8 @@ def base_of(m, REDUCES: tl.constexpr):
 
 @triton.jit
 def tanh(v, OUT: tl.constexpr):
-    """tanh(v). Half results need no more than an absolute error of 1e-7, which exp alone gives. Near 0 the others take
-    Cephes' approximations.
+    """tanh(v). For half results an absolute error of 1e-7 is enough, which exp alone gives. Other results use Cephes'
+    approximations near 0.
     """
     if OUT.primitive_bitwidth == 16:
         return 1.0 - 2.0 / (tl.exp(2.0 * v) + 1.0)
@@ -106,8 +106,8 @@ def tanh(v, OUT: tl.constexpr):
 
 @triton.jit
 def offset(index, sizes, strides):
-    """The place of ``index`` in memory. It is a sum over levels of (size, stride), innermost first, as many as the
-    strides of a call need, so that nothing is copied first. The size of the outermost level is not needed."""
+    """The offset of ``index`` in memory: a sum over levels of (size, stride), innermost first. A call has as many
+    levels as its strides need, so that no tensor is copied first. The size of the outermost level is not needed."""
     at = tl.zeros_like(index)
     for level in tl.static_range(len(sizes)):
         at += index % sizes[level] * strides[level]
@@ -116,7 +116,7 @@ def offset(index, sizes, strides):
 
 
 # Scores of an element alone -------------------------------------------------------------------------------------------
-# The score of an element, and likewise the gradient of the element from that of its score. `SCORE(-inf)` is the element
+# The score of an element; also the gradient of the element from the gradient of its score. `SCORE(-inf)` is the element
 # whose score is -inf.
 
 
@@ -130,21 +130,21 @@ def negate(x):
     return -x
 
 
-SCORES = {"softmin": negate}  # of the other functions: identity
+SCORES = {"softmin": negate}  # all other functions: identity
 
 
 # Scores from other tensors and from positions -------------------------------------------------------------------------
-# `score` is a scored.Score, or () for scores of an element alone. What it lacks is (), and a kernel does without. (Not
-# None: Triton 3.6 can say nothing of a tuple that has a None.)
+# `score` is a scored.Score, or () if a score depends on the element alone. A field that a call does not have is (), and
+# the kernel is compiled without it. (Not None: Triton 3.6 does not support a tuple with a None.)
 
 
 class Row(NamedTuple):
-    """What the scores of a row share: columns with an entry for each row of a tile, or 0 where a score does without."""
+    """The operands that the scores of a row share: columns with an entry per row of a tile, or 0 if there is none."""
 
     exists: Any
     factor: Any
-    distance: Any  # of the first element
-    bias: Any  # where the row starts, and so on
+    distance: Any  # the distance k - q of the first element
+    bias: Any  # the address of the row in the bias; likewise below
     alibi: Any
     mask: Any
     input: Any
@@ -152,7 +152,7 @@ class Row(NamedTuple):
 
 @triton.jit
 def number(value, ACC: tl.constexpr):
-    """A number of a score. Triton passes a float as float32, so that kernels of doubles get the bits of theirs."""
+    """A number of a score. Triton passes a float as float32, so kernels of doubles get the bits of the double."""
     if ACC.is_fp64():
         return tl.cast(value[0], tl.int64).to(tl.float64, bitcast=True)
     else:
@@ -161,13 +161,13 @@ def number(value, ACC: tl.constexpr):
 
 @triton.jit
 def integer(value):
-    """An integer of a score, which is passed times 16."""
+    """An integer of a score, which is passed multiplied by 16."""
     return (tl.cast(value[0], tl.int64) >> 4).to(tl.int32)
 
 
 @triton.jit
 def row_start(operand, row, row_sizes):
-    """Where rows start in a tensor beside the input; 0 where there is none."""
+    """The addresses of rows in a side tensor; 0 if there is no such tensor."""
     if len(operand) == 0:
         return 0
     else:
@@ -176,7 +176,7 @@ def row_start(operand, row, row_sizes):
 
 @triton.jit
 def load_beside(start, operand, column, mask, sizes, exists, other):
-    """Elements of a tensor beside the input, or for each row the one that all of its elements have."""
+    """Elements of a side tensor, or one element per row if the tensor is constant within a row."""
     if len(operand.strides) == 0:
         return tl.load(start, mask=exists, other=other)
     else:
@@ -185,7 +185,7 @@ def load_beside(start, operand, column, mask, sizes, exists, other):
 
 @triton.jit
 def row_of(score, row, exists, row_sizes, ACC: tl.constexpr):
-    """What the scores of rows share."""
+    """The `Row` of rows."""
     factor = number(score.factor, ACC)
     if len(score.scale) > 0:
         factor = factor * tl.load(row_start(score.scale, row, row_sizes), mask=exists, other=0.0).to(ACC)
@@ -205,8 +205,9 @@ def distance_of(score, own, column, sizes):
 
 @triton.jit
 def takes_part(score, own, column, inside, sizes):
-    """Where elements are in the window of their row, and where they are read: there, and in vectors that reach it."""
-    # Of so many elements all are read or none, so that a load may be of 16 bytes, whatever the type.
+    """Two masks: the elements in the window of their row, and the elements to read, which are the vectors that overlap
+    the window."""
+    # Of so many neighbouring elements all are read or none, so that loads may be of 16 bytes for every type.
     VECTOR: tl.constexpr = 16
     seen = inside
     read = inside
@@ -228,8 +229,8 @@ def takes_part(score, own, column, inside, sizes):
 
 @triton.jit
 def chunks_in_window(score, row, chunks, row_sizes, sizes, SIZE: tl.constexpr):
-    """From which chunk of a row on, and up to which, elements are in its window: all of them where keys are not the
-    elements of a row, one after another."""
+    """The first chunk of a row that its window reaches, and the end of these chunks. All chunks if the elements of a
+    row are not consecutive keys."""
     first = tl.cast(0, tl.int64)
     end = tl.cast(chunks, tl.int64)
     if len(score.distance) > 0 and len(sizes) == 0:
@@ -245,7 +246,7 @@ def chunks_in_window(score, row, chunks, row_sizes, sizes, SIZE: tl.constexpr):
 
 @triton.jit
 def scored(x, score, own, column, seen, read, sizes, TYPE: tl.constexpr):
-    """The scores of elements, -inf where one does not take part."""
+    """The scores of elements, -inf for masked-out elements."""
     s = x * own.factor
     if len(score.softcap) > 0:
         softcap = number(score.softcap, s.dtype)
@@ -263,8 +264,8 @@ def scored(x, score, own, column, seen, read, sizes, TYPE: tl.constexpr):
 
 @triton.jit
 def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.constexpr, TYPE: tl.constexpr):
-    """The states of rows with their sinks. Their logsumexp is written to ``lse_ptr``, where that is given. A row that
-    has nothing gets a state by which its softmax is 0, where that is asked for."""
+    """The states of rows with their sinks. Writes their logsumexp to ``lse_ptr`` if that is given. With ``empty``, a
+    row without a score above -inf gets a state that makes its softmax 0."""
     if len(score.sink) > 0:
         sink = number(score.sink, m.dtype)
     if len(score.sinks) > 0:
@@ -286,11 +287,12 @@ def finish(m, l, score, own, row, lse_ptr, row_sizes, row_strides, REDUCES: tl.c
 
 @triton.jit
 def scored_gradient(grad, y, m, sums, score, own, column, seen, read, sizes, TYPE: tl.constexpr, OUT: tl.constexpr):
-    """The gradients of elements from those of their scores, unless these are asked for; 0 where an element does not
-    take part.
+    """The gradients of elements from the gradients of their scores, or the latter with ``of_scores``. 0 for masked-out
+    elements.
 
-    ``y``: the results of the forward, or the scores of logsumexp. ``m``: -inf in a row that has nothing. ``sums``: of
-    the rows. A softmax is 0 where it is masked out, so that its mask is read in rows alone whose sum is not finite.
+    ``y``: the results of the forward, or the scores of logsumexp. ``m``: -inf in a row without a score above -inf.
+    ``sums``: the sums of the rows. A masked-out softmax is 0 anyway, so its mask is read only in rows whose sum is not
+    finite.
     """
     if len(score.mask) > 0:
         if len(score.whole) == 0:

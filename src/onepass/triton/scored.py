@@ -1,7 +1,7 @@
-"""Calls of functions of scores: what a kernel takes besides the input and the result, and the launches.
+"""Launches of kernels with scores, and the further arguments that these kernels take.
 
-Scores are described in ../scores.py. Tensors beside the input are read where they lie, by the strides that broadcasting
-gives them, and so are the input and the result, whatever dims are reduced.
+../scores.py describes scores. The side tensors are read by the strides that broadcasting gives them, and the input and
+the result by theirs, for all reduced dims. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .plan import Plan, plan_scored
 __all__ = ["launch_scored_backward", "launch_scored_forward", "launch_scored_logsumexp_backward"]
 
 _MAIN = ("x", "out", "grad", "lse")  # the tensors that kernels without scores take too
-_MOST = 2**30  # kernels have distances of keys and queries in 32 bits
+_MOST = 2**30  # kernels compute distances of keys and queries in 32 bits
 Steps = tuple[int, ...]
 Maybe = tuple[()] | tuple[float | int]
 
 
 class Operand(NamedTuple):
-    """A tensor beside the input, as kernels take it. It has no strides inside a row where one element serves a row."""
+    """A side tensor, as kernels take it. ``strides`` are those within a row, or () if it is constant within a row."""
 
     data: Tensor
     row_strides: Steps
@@ -37,35 +37,36 @@ class Operand(NamedTuple):
 
 
 class Distance(NamedTuple):
-    """The distance k - q of key and query, by its strides, as if it were a tensor."""
+    """The distance k - q of key and query, which is given by strides, like the offset in a tensor."""
 
     row_strides: Steps
     strides: Steps
 
 
 class Score(NamedTuple):
-    """What a kernel of scores takes. It is compiled for what there is: what there is not is an empty tuple.
+    """The arguments of a kernel with scores. A field that a call does not have is (), and the kernel is compiled
+    without it.
 
-    Numbers are floats, for kernels of doubles the bits of doubles. Integers are times 16, because Triton compiles
-    another kernel for an integer that is 1 or a multiple of 16.
+    Numbers are floats, or for kernels of doubles the bits of doubles. Integers are multiplied by 16, because Triton
+    compiles another kernel for an integer that is 1 or a multiple of 16.
     """
 
     factor: Maybe
     softcap: Maybe
     sink: Maybe
-    least: Maybe  # the distance k - q from which elements take part
-    most: Maybe  # and up to which
-    offset: Maybe  # of alibi
-    empty: Maybe  # there, if a row that has nothing is 0, or -inf in a log_softmax
-    whole: Maybe  # there, if a gradient reads elements that do not take part, or their masks in any row
-    of_scores: Maybe  # there, if a gradient is that of the scores
+    least: Maybe  # the least distance k - q in the window
+    most: Maybe  # the largest distance k - q in the window
+    offset: Maybe  # the offset for alibi
+    empty: Maybe  # not () if a row without a score above -inf is 0, or -inf in a log_softmax
+    whole: Maybe  # not () if a gradient reads masked-out elements, or the mask in every row
+    of_scores: Maybe  # not () if the gradient of the scores is computed
     distance: Distance | tuple[()] = ()
     scale: Operand | tuple[()] = ()
     bias: Operand | tuple[()] = ()
     alibi: Operand | tuple[()] = ()
     sinks: Operand | tuple[()] = ()
     mask: Operand | tuple[()] = ()
-    input: Operand | tuple[()] = ()  # of a gradient with a softcap
+    input: Operand | tuple[()] = ()  # the input, for a gradient with a softcap
 
 
 def launch_scored_forward(
@@ -79,12 +80,12 @@ def launch_scored_forward(
     *,
     plan: Plan | None = None,
 ) -> bool:
-    """Write ``function``, softmax, log_softmax or logsumexp, of the scores of ``x`` to ``out``. False where there is no
-    kernel for the call; then nothing is written.
+    """Write ``function`` (softmax, log_softmax or logsumexp) of the scores of ``x`` to ``out``. Returns False, and
+    writes nothing, if there is no kernel for the call.
 
     ``x``, ``out``, ``dims``, ``plan``: as for `launch_forward`.
-    ``lse``: gets the logsumexp of each row, if given. It has the shape of ``x`` with size 1 in ``dims``, and is float64
-    if ``out`` is, else float32.
+    ``lse``: None, or a tensor for the logsumexp of each row. It has the shape of ``x`` with size 1 in ``dims``, and is
+    float64 if ``out`` is, else float32.
     """
     if not _has_kernel(x, side, scores):
         return False
@@ -109,10 +110,10 @@ def launch_scored_backward(
     *,
     plan: Plan | None = None,
 ) -> bool:
-    """Write the gradient of the input to ``dx`` from that of the result ``y`` of softmax or log_softmax. False where
-    there is no kernel for the call; then nothing is written.
+    """Write the gradient of the input to ``dx``, from the result ``y`` of softmax or log_softmax and the upstream
+    gradient. Returns False, and writes nothing, if there is no kernel for the call.
 
-    ``x``: the input, which a softcap needs. ``side``, ``scores``: their scale, softcap, mask and window are read.
+    ``x``: the input, needed for a softcap. ``side``, ``scores``: their scale, softcap, mask and window are used.
     """
     if not _has_kernel(y, side, scores):
         return False
@@ -135,8 +136,8 @@ def launch_scored_logsumexp_backward(
     *,
     plan: Plan | None = None,
 ) -> bool:
-    """Write the gradient of the input ``x``, or ``of_scores`` that of its scores, to ``dx`` from that of the logsumexp
-    ``lse`` of each row. False where there is no kernel for the call; then nothing is written.
+    """Write the gradient of the input ``x``, or with ``of_scores`` of its scores, to ``dx``, from the logsumexp ``lse``
+    of each row and its gradient. Returns False, and writes nothing, if there is no kernel for the call.
 
     ``grad``, ``lse``: of size 1 in ``dims``.
     """
@@ -168,8 +169,8 @@ def _launch(
     plan: Plan | None,
     of_scores: bool = False,
 ) -> None:
-    """Launch a kernel of scores. ``tensors`` by their places in a call and in a `Score`; ``wide``: the dtype that rows
-    are computed in."""
+    """Launch a kernel with scores. ``tensors``: by the names in ``_MAIN`` and in `Score`. ``wide``: the accumulator's
+    dtype."""
     there = {name: t for name, t in tensors.items() if t is not None}
     x = there["x"]
     order = order_of(x.shape, x.stride(), dims)
@@ -223,17 +224,17 @@ def _offset(x: Tensor, scores: Scores) -> int:
 
 
 def _steps(t: Tensor, rank: int, dropped: int) -> Steps:
-    """The strides of a tensor by the dims of the input, of which it lacks the last ones that are dropped: 0 along those
-    that it is broadcast along."""
+    """The strides of a tensor along the dims of the input, 0 for dims along which it is broadcast. It lacks the last
+    ``dropped`` dims of the input."""
     own = tuple(0 if size == 1 else step for size, step in zip(t.shape, t.stride(), strict=True))
     return (0,) * (rank - dropped - t.ndim) + own + (0,) * dropped
 
 
 @functools.lru_cache(maxsize=4096)
 def _layout(order: Order, shape: torch.Size, *strides: Steps) -> tuple[Any, ...]:
-    """Sizes and strides of the rows, and of the elements of a row."""
+    """Sizes and strides of the levels of rows, and of the elements of a row."""
     row_sizes, row_strides = levels_of(order.outer, shape, *strides)
     sizes, own = levels_of(order.reduced, shape, *strides)
-    if order.rows == 1:  # as if it were one of many rows, so that Triton compiles (and rounds) the same
+    if order.rows == 1:  # as with many rows, so that Triton compiles the same kernel (and rounds alike)
         row_strides = tuple((order.n * inner[0],) for inner in own)
     return row_sizes, row_strides, sizes, own
