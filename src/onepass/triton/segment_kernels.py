@@ -1,19 +1,19 @@
 """The kernels of segments, rows of unequal length (csrc/core/segment_problem.h).
 
-A tile is ROWS rows by LANES items by HEADS places of the inner dims, and a block STEPS tiles one after another, which
-are separate tensors: so the threads that share a row are as many as its lanes, however many items they have. A program
-of `row_kernel` takes ROWS segments, block by block. The first block stays on the chip, so that a row of one block is
-read once.
+A row is a segment at one position of the inner dims (heads). A tile is ROWS rows by LANES items by HEADS positions of
+the inner dims. A block is STEPS consecutive tiles, held in separate tensors, so that the number of threads that share a
+row is the number of its lanes, whatever STEPS is. A program of `row_kernel` takes ROWS segments, block by block. The
+first block stays on the chip, so that a row of one block is read once.
 
-A row of more than SPAN items is cut into parts of equal size, which `part_kernel` computes. Items are cut into slots of
-SPAN too, and a part has one of those that begin in its row, so that no two parts have the same. `row_kernel` writes to
-`owners` which segment has a slot. A program of `part_kernel` takes GROUP slots, and of these the ones that have a part.
-It runs twice: it writes the states of parts to `states`, and then it merges those of a row and finishes the part. How a
-row is cut, and the order in which its states are merged, depend on its length alone.
+A row of more than SPAN items is cut into parts of equal size, which `part_kernel` computes. All items are cut into
+slots of SPAN items. Each part owns one of the slots that begin in its row, so no slot has two parts. `row_kernel`
+writes to `owners` which segment owns a slot. A program of `part_kernel` takes GROUP slots and computes the parts that
+own them. It runs twice: first it writes the states of parts to `states`, then it merges the states of a row and
+finishes the part. How a row is cut, and the order in which its states are merged, depend only on its length.
 
-Nobody may have looked at offsets and an order: what they say is kept within the items, and so all slots exist.
+Offsets and an order may be unchecked. Their values are clamped to the range of the items, so that all slots exist.
 
-`call` is an Operands of segments.py. What a row adds up, and what is made of it, is as in kernels.py and epilogue.py.
+`call` is an Operands of segments.py. TERM, ROW and EPILOGUE are as in kernels.py and epilogue.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,7 +27,7 @@ from .score import base_of, exponential, number, offset, round_to
 
 
 class Rows(NamedTuple):
-    """Segments or a part of one, a column, at some places of the inner dims, a line."""
+    """Segments, or a part of one, as a column; and some positions of the inner dims, as a row."""
 
     segment: Any
     begin: Any  # the first item
@@ -39,11 +39,11 @@ class Rows(NamedTuple):
 class Items(NamedTuple):
     """A tile of items of rows."""
 
-    k: Any  # their numbers in the rows
-    place: Any  # where they are in the ragged dim
+    k: Any  # positions in the rows
+    place: Any  # positions in the ragged dim
     exists: Any
-    x: Any  # scores; where a gradient has sums, results
-    g: Any  # and their gradients
+    x: Any  # scores; for a gradient with sums, results of the forward
+    g: Any  # upstream gradients, for a gradient with sums
 
 
 # Where rows and items are ---------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class Items(NamedTuple):
 
 @triton.jit
 def heads_of(first, columns, INDEX: tl.constexpr, HEADS: tl.constexpr):
-    """The number of the program among those of the same places of the inner dims, and these places."""
+    """The number of the program among programs for the same positions of the inner dims, and these positions."""
     program = first + tl.program_id(0).to(tl.int64)
     chunks = tl.cdiv(columns, HEADS)
     head = (program % chunks * HEADS + tl.arange(0, HEADS))[None, None, :]
@@ -60,7 +60,7 @@ def heads_of(first, columns, INDEX: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def bounds_of(call, segment, exists, items, INDEX: tl.constexpr):
-    """The first item of segments, and how many they have."""
+    """The first item of segments, and their lengths."""
     begin = tl.load(call.offsets + segment, mask=exists, other=0)
     end = tl.load(call.offsets + segment + 1, mask=exists, other=0)
     begin = tl.minimum(tl.maximum(begin, 0), items).to(INDEX)
@@ -69,15 +69,15 @@ def bounds_of(call, segment, exists, items, INDEX: tl.constexpr):
 
 @triton.jit
 def cut(begin, length, SPAN: tl.constexpr, PART: tl.constexpr, MOST: tl.constexpr):
-    """How rows of more than SPAN items are cut: the slot of the first part, and from one to the next; how many parts
-    there are, and their size."""
+    """How rows of more than SPAN items are cut: (the slot of the first part, slots from one part to the next, number of
+    parts, items of a part)."""
     count = tl.minimum(tl.maximum(length // PART, 1), MOST)
     return tl.cdiv(begin, SPAN), tl.maximum(length // SPAN // count, 1), count, tl.cdiv(length, count)
 
 
 @triton.jit
 def mark_slots(owners_ptr, rows, lane, SPAN: tl.constexpr, PART: tl.constexpr, MOST: tl.constexpr):
-    """Writes the owners of the slots that the parts of rows have."""
+    """Writes to `owners` the segment of each slot that a part owns."""
     first_slot, step, count, _ = cut(rows.begin, rows.length, SPAN, PART, MOST)
     count = tl.where(rows.length > SPAN, count, 0)
     for start in range(0, tl.max(count), lane.shape[1]):
@@ -90,7 +90,7 @@ def item_address(operand, call, rows, k, place):
     data = operand.data + offset(rows.head, call.sizes, operand.strides)
     if len(call.order) > 0:
         return data + place * operand.step
-    else:  # products of a row and of a number, none of each item
+    else:  # without an order, no product of `place` is needed for each item
         return data + rows.begin * operand.step + k * operand.step
 
 
@@ -124,7 +124,7 @@ def load_items(call, rows, k, items, TERM: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def load_block(call, rows, k, items, TERM: tl.constexpr, ACC: tl.constexpr, STEPS: tl.constexpr):
-    """The items from ``k`` on, as a tree of pairs."""
+    """The block of items from ``k`` on, as a binary tree of STEPS tiles."""
     if STEPS == 1:
         return load_items(call, rows, k, items, TERM, ACC)
     else:
@@ -134,7 +134,7 @@ def load_block(call, rows, k, items, TERM: tl.constexpr, ACC: tl.constexpr, STEP
 
 @triton.jit
 def largest(block, STEPS: tl.constexpr):
-    """The maxima of scores, of each place of a tile."""
+    """The maximum over the tiles of a block, for each element of a tile."""
     if STEPS == 1:
         return block.x
     else:
@@ -143,7 +143,7 @@ def largest(block, STEPS: tl.constexpr):
 
 @triton.jit
 def terms_of(block, base, TERM: tl.constexpr, TYPE: tl.constexpr, STEPS: tl.constexpr):
-    """The sums of what items add to their rows, of each place of a tile."""
+    """The sum of the terms of items over the tiles of a block, for each element of a tile."""
     if STEPS > 1:
         half = terms_of(block[0], base, TERM, TYPE, STEPS // 2)
         return half + terms_of(block[1], base, TERM, TYPE, STEPS // 2)
@@ -155,7 +155,7 @@ def terms_of(block, base, TERM: tl.constexpr, TYPE: tl.constexpr, STEPS: tl.cons
 
 @triton.jit
 def absorb(m, l, block, TERM: tl.constexpr, REDUCES: tl.constexpr, TYPE: tl.constexpr, STEPS: tl.constexpr):
-    """The states of rows with a block more. Sums have no m."""
+    """Merges a block into the states of rows. Sums of a gradient have no m."""
     if TERM is None:
         top = tl.maximum(m, tl.max(largest(block, STEPS), 1, keep_dims=True))
         base = base_of(top, REDUCES)
@@ -186,7 +186,7 @@ def store_block(call, rows, block, numbers, EPILOGUE: tl.constexpr, STEPS: tl.co
 
 @triton.jit
 def nothing(ROWS: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
-    """The states of rows without items."""
+    """The states of empty rows."""
     return tl.full((ROWS, 1, HEADS), -float("inf"), ACC), tl.zeros((ROWS, 1, HEADS), ACC)
 
 
@@ -194,7 +194,7 @@ def nothing(ROWS: tl.constexpr, HEADS: tl.constexpr, ACC: tl.constexpr):
 def absorb_from(
     m, l, call, rows, start, longest, lane, items, TERM: tl.constexpr, REDUCES: tl.constexpr, STEPS: tl.constexpr
 ):
-    """The states of rows with all items from a number on."""
+    """Merges all items from position ``start`` on into the states of rows."""
     for k in range(start, longest, STEPS * lane.shape[1]):
         block = load_block(call, rows, k + lane, items, TERM, m.dtype, STEPS)
         m, l = absorb(m, l, block, TERM, REDUCES, call.result.data.dtype.element_ty, STEPS)
@@ -205,7 +205,7 @@ def absorb_from(
 def store_from(
     call, rows, start, longest, lane, items, numbers, TERM: tl.constexpr, EPILOGUE: tl.constexpr, STEPS: tl.constexpr
 ):
-    """The results of these items."""
+    """Writes the results of all items from position ``start`` on."""
     for k in range(start, longest, STEPS * lane.shape[1]):
         block = load_block(call, rows, k + lane, items, TERM, numbers[0].dtype, STEPS)
         store_block(call, rows, block, numbers, EPILOGUE, STEPS)
@@ -215,7 +215,7 @@ def store_from(
 def merge_parts(
     states, columns, rows, first_slot, step, count, TERM: tl.constexpr, REDUCES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The state of a row from those of its parts."""
+    """The state of a row, merged from the states of its parts."""
     TYPE: tl.constexpr = states[0].dtype.element_ty
     m, l = nothing(1, rows.head.shape[2], TYPE)
     for start in range(0, count, BLOCK):
@@ -236,7 +236,7 @@ def merge_parts(
 
 @triton.jit
 def load_row(call, rows):
-    """The numbers of the gradient of logsumexp: the result and its gradient."""
+    """The numbers of a row for the gradient of logsumexp: the result and its gradient."""
     lse = tl.load(row_address(call.row, call, rows), mask=rows.exists, other=0.0)
     return lse, tl.load(row_address(call.grad, call, rows), mask=rows.exists, other=0.0)
 

@@ -1,7 +1,7 @@
-"""Segments: the launches of the kernels of rows of unequal length.
+"""Launches of the kernels of segments, rows of unequal length.
 
-csrc/core/segment_problem.h has the definitions. All tensors are read and written where they lie, by any strides.
-Offsets are never read here, so that nothing waits for a GPU.
+csrc/core/segment_problem.h has the definitions. All tensors may have any strides and are not copied. The CPU never
+reads offsets here, so it does not wait for the GPU.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["launch_segment_backward", "launch_segment_forward"]
 
 _THREADS = 128
-# The elements of a tile that a thread has, by the bytes of one that is computed with; a gradient reads two of each.
+# Elements of a tile per thread, by the bytes of the accumulator. A gradient with sums (True) reads two operands.
 _ELEMENTS = {False: {4: 16, 8: 8}, True: {4: 8, 8: 4}}
-_STEPS = 4  # items of a row that a thread has,
-_FEWEST_LANES = 4  # if it is shared by so many
-_MOST_ROWS = 4  # that a thread takes part in: each has numbers in registers
+_STEPS = 4  # items of a row per thread, if at least
+_FEWEST_LANES = 4  # so many threads then share the row
+_MOST_ROWS = 4  # the most rows that a thread takes part in: each has numbers in registers
 _MOST_HEADS = 32
-_MOST_PARTS = 1024  # of a row
-_MOST_NARROW = 2**30  # an index in 32 bits
+_MOST_PARTS = 1024  # the most parts of a row
+_MOST_NARROW = 2**30  # the largest index that is computed in 32 bits
 
 
 class Operand(NamedTuple):
-    """A tensor: from an item, or a segment, to the next, and the strides of the inner dims."""
+    """A tensor: its data, its stride from an item (or a segment) to the next, and the strides of the inner dims."""
 
     data: Tensor
     step: int
@@ -42,34 +42,34 @@ class Operand(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a kernel takes. It is compiled for what there is: what there is not is an empty tuple."""
+    """The arguments of a kernel. A field that a call does not have is (), and the kernel is compiled without it."""
 
     offsets: Tensor
     order: tuple[Tensor] | tuple[()]
-    sizes: Steps  # of the inner dims but the slowest
-    plane: tuple[int]  # from a number of a row to the next
-    is_gradient: Maybe  # there, if it is one
+    sizes: Steps  # sizes of the inner dims except the slowest
+    plane: tuple[int]  # the stride between the planes of a state
+    is_gradient: Maybe  # not () for a gradient
     factor: Maybe
-    first: Operand  # x; the result, of a gradient that has sums
-    second: Operand | tuple[()]  # the bias; the gradient of the result
-    result: Operand  # what is made
-    row: Operand | tuple[()]  # of the gradient of logsumexp: the result,
-    grad: Operand | tuple[()]  # and its gradient
+    first: Operand  # x; for a gradient with sums, the result of the forward
+    second: Operand | tuple[()]  # the bias; for a gradient with sums, the upstream gradient
+    result: Operand  # the tensor to write
+    row: Operand | tuple[()]  # for the gradient of logsumexp: the result of the forward
+    grad: Operand | tuple[()]  # for the gradient of logsumexp: the upstream gradient
 
 
 class SegmentTile(NamedTuple):
-    """How rows are cut and shared among programs. All but the last are powers of two."""
+    """How rows are cut and distributed over programs. All fields but the last are powers of two."""
 
-    steps: int  # items of a row that a thread has at a time,
-    lanes: int  # and threads of a row
-    rows: int  # of a program
-    heads: int  # places of the inner dims of a program
+    steps: int  # items of a row per thread at a time
+    lanes: int  # threads that share a row
+    rows: int  # rows of a program
+    heads: int  # positions of the inner dims of a program
     span: int  # the most items of a row that is not cut
     part: int  # the fewest items of a part, if the row has as many
-    most_parts: int  # of a row
+    most_parts: int  # the most parts of a row
     part_steps: int
     part_lanes: int
-    group: int  # slots of parts of a program
+    group: int  # slots of a program of `part_kernel`
     num_warps: int
     grid: int  # the most programs of a launch
 
@@ -84,16 +84,16 @@ def launch_segment_forward(
     *,
     tile: SegmentTile | None = None,
 ) -> bool:
-    """Write the function of the segments of ``x`` to ``y``. False where there is no kernel for the call; then nothing
-    is written.
+    """Write the function of the segments of ``x`` to ``y``. Returns False, and writes nothing, if there is no kernel
+    for the call.
 
-    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` says None. The
+    ``x``: float64, float32, float16 or bfloat16, any strides, on a device for which ``unavailable`` returns None. The
     accumulator is float64 for float64, else float32.
     ``offsets``, ``order``: int32 or int64, contiguous.
     ``bias``: of the shape of ``x``, of its dtype or the accumulator's, any strides.
-    ``y``: of the result's shape, of the dtype of ``x``, or float32 of half types, and the accumulator's of a state; any
-    strides, possibly ``x`` itself.
-    ``tile`` takes the place of the one that would be chosen.
+    ``y``: of the result's shape, any strides, possibly ``x`` itself. It has the dtype of ``x``, or float32 for half
+    types, or the accumulator's dtype for a state.
+    ``tile`` replaces the tile that would be chosen.
     """
     if not x.numel():
         return False
@@ -113,12 +113,12 @@ def launch_segment_backward(
     *,
     tile: SegmentTile | None = None,
 ) -> bool:
-    """Write the gradient of the input of softmax, log_softmax or logsumexp to ``dx``. False where there is no kernel
-    for the call; then nothing is written.
+    """Write the gradient of the input of softmax, log_softmax or logsumexp to ``dx``. Returns False, and writes
+    nothing, if there is no kernel for the call.
 
-    ``y``: the result, of logsumexp in the accumulator's dtype, any strides. ``grad``: its gradient, likewise.
-    ``x``, ``bias``: of logsumexp alone. ``dx``: of the input's shape, any strides; of the dtype of ``x``, otherwise of
-    that of ``y``, or a half type where that is float32. The others are those of `launch_segment_forward`.
+    ``y``, ``grad``: the result and its gradient, any strides, in the accumulator's dtype for logsumexp.
+    ``x``, ``bias``: for logsumexp only. ``dx``: of the input's shape, any strides. It has the dtype of ``x``, or
+    without x that of ``y``, or a half type if ``y`` is float32. All else is as in `launch_segment_forward`.
     """
     if not dx.numel():
         return False
@@ -129,7 +129,7 @@ def launch_segment_backward(
 
 @functools.cache
 def _kernel(function: str, backward: bool, of_parts: bool) -> tuple[Any, dict[str, Any]]:
-    """A kernel and its policies. This imports triton."""
+    """Imports triton. Returns a kernel and its policies."""
     from . import epilogue, segment_kernels
 
     policies = epilogue.POLICIES[function][backward]
@@ -145,7 +145,7 @@ def _launch(
     order: Tensor | None,
     tile: SegmentTile | None,
 ) -> None:
-    """Launch the kernels of a call. ``tensors``: the last ones of an `Operands`."""
+    """Launch the kernels of a call. ``tensors``: those of the last five fields of `Operands`."""
     first, _, result, row, _ = tensors
     assert first is not None
     assert result is not None
@@ -192,7 +192,7 @@ def _run(
     states: tuple[Tensor, ...] = (),
     finishes: bool | None = None,
 ) -> None:
-    """Launch the kernel of rows over ``count`` segments, or with ``finishes`` that of parts over so many slots."""
+    """Launch `row_kernel` over ``count`` segments, or if ``finishes`` is a bool, `part_kernel` over ``count`` slots."""
     of_parts = finishes is not None
     kernel, policies = _kernel(function, backward, of_parts)
     meta: dict[str, Any] = {
@@ -202,7 +202,7 @@ def _run(
         "SPAN": tile.span,
         "PART": tile.part,
         "MOST": tile.most_parts,
-        # FP fusion is asked for by name because its default is about to change; no result here depends on it.
+        # FP fusion is set explicitly because its default is about to change. No result here depends on it.
         "num_warps": tile.num_warps,
         "num_stages": 1,
         "enable_fp_fusion": True,
@@ -220,19 +220,19 @@ def _run(
 
 
 def _extent(t: Tensor) -> int:
-    """How far the last element is from the first."""
+    """The distance in memory from the first element to the last."""
     return sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
 
 
 @functools.lru_cache(maxsize=4096)
 def _inner(shape: torch.Size, dim: int, *strides: Steps) -> tuple[Steps, tuple[Steps, ...]]:
-    """How to walk the inner dims, those that lie closest in the first tensor fastest."""
+    """Levels (`levels_of`) of the inner dims, those with the smallest strides in the first tensor fastest."""
     dims = sorted((d for d in range(len(shape)) if d != dim), key=lambda d: -strides[0][d])
     return levels_of(tuple(dims), shape, *strides)
 
 
 def tile_of(sums: bool, x: Tensor, dim: int, segments: int, strides: tuple[Steps, ...], warp: int) -> SegmentTile:
-    """The tile of a call. ``strides``: of the inner dims, those of ``x`` first."""
+    """The tile of a call. ``strides``: the strides of the inner dims, those of ``x`` first."""
     items, wide = x.shape[dim], 8 if x.dtype is torch.float64 else 4
     mean, beside = _power(items // max(segments, 1)), x.numel() // items if strides[0][0] < x.stride(dim) else 1
     return _tile(sums, items.bit_length(), mean, beside, wide, warp, is_batch_invariant())
@@ -240,10 +240,10 @@ def tile_of(sums: bool, x: Tensor, dim: int, segments: int, strides: tuple[Steps
 
 @functools.lru_cache(maxsize=4096)
 def _tile(sums: bool, bits: int, mean: int, beside: int, wide: int, warp: int, invariant: bool) -> SegmentTile:
-    """``bits``: of the number of items. ``mean``: items of a row. ``beside``: places of the inner dims that lie closer
-    than items. In the batch-invariant mode what a row is computed by depends on the types alone."""
+    """``bits``: of the number of items. ``mean``: items of a row. ``beside``: positions of the inner dims, if they are
+    closer in memory than items. In the batch-invariant mode the tile depends only on the dtypes."""
     threads, per_thread = _THREADS, _ELEMENTS[sums][wide]
-    if invariant:  # a warp has a row
+    if invariant:  # a warp computes a row
         threads, mean, beside = 32, 128, 1
     heads = min(_power(beside), _MOST_HEADS)
     of_head = threads // heads
