@@ -35,8 +35,8 @@ class Case:
     the input. `quick` names the device types ("cpu", "cuda") that run this case with `--quick`, `without` the providers
     that do not run it.
 
-    `scores` are the arguments of `onepass.scores` by name, where a tuple is the shape of a tensor (but for the window,
-    which is a pair of numbers). `grads` names those whose gradient a backward computes beside that of the input.
+    `scores` are the arguments of scores by name, where a tuple is the shape of a tensor (except for the window, which
+    is a pair of numbers). `grads` names the arguments whose gradient a backward computes in addition to the input's.
 
     If `fill` is not 0, the case has as many rows as fit into `fill` bytes. The number depends on the dtype; `at`
     computes it.
@@ -59,7 +59,8 @@ class Case:
     grads: tuple[str, ...] = ()
 
     def at(self, dtype: str, max_fill: int | None = None) -> Case:
-        """The case as it runs at `dtype`: with as many rows as `fill` bytes, or at most `max_fill`, hold (at least 1).
+        """The case as it runs at `dtype`: with the rows that fit in `fill` bytes, or at most `max_fill` (at least 1
+        row).
 
         >>> case = Case("row-lengths", "N 1000", (1, 1000), fill=1 << 30)
         >>> case.at("float32").shape, case.at("bfloat16").shape, case.at("float32", max_fill=8 << 20).shape
@@ -95,15 +96,15 @@ class Case:
         return dtype if self.direction == "backward" else self.out_dtype or dtype
 
     def side_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors beside the input."""
+        """The shapes of the side tensors."""
         return {name: value for name, value in self.scores if isinstance(value, tuple) and name != "window"}
 
     def bytes(self, dtype: str) -> int:
         """Bytes read once plus bytes written once, the minimum that any kernel moves.
 
-        The forward reads the input, and of scores each tensor beside it, and writes the output. The backward reads the
-        saved output and its gradient and writes the input's gradient; for logsumexp it reads the input and two values
-        per row.
+        The forward reads the input and the side tensors of scores, and writes the output. The backward reads the saved
+        output and its gradient and writes the input's gradient. For logsumexp it reads the input and two values per
+        row.
         """
         n, size, out_size = prod(self.shape), ITEMSIZE[dtype], ITEMSIZE[self.out_dtype or dtype]
         if self.direction == "forward":
@@ -222,7 +223,7 @@ def _row_lengths() -> Iterable[Case]:
 
 
 def _lengths() -> Iterable[Case]:
-    """Lengths that libraries are tuned for, and lengths that were drawn, as many in each octave."""
+    """Lengths that libraries are tuned for, and the same number of random lengths in each octave."""
     draw = random.Random(0)
     drawn = sorted({round(2 ** (octave + draw.random())) for octave in range(4, 18) for _ in range(2)})
     for kind, lengths in (("power of two", [1 << i for i in range(4, 19)]), ("drawn", drawn)):

@@ -54,7 +54,7 @@ class Options:
     plot: str | None = None
 
     def sizes(self, device: torch.device) -> tuple[float, float]:
-        """The MB that drawn shapes move."""
+        """The least and the most MB that drawn shapes move."""
         small = {score_cases.SUITE, segment_cases.SUITE} & {*self.suites}
         return self.mb or (score_cases.MOVES[device.type] if small else (8.0, 640.0))
 
@@ -104,10 +104,11 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
     for function in options.functions or (None,):
         for case in cases:
             case = replace(case, function=function or case.function, direction=options.direction or case.direction)
-            # A shape that was made from the options has one dtype, of those.
+            # A shape that was made from the options has one of the chosen dtypes already.
             for dtype in case.dtypes if "/" in case.suite else options.dtypes or case.dtypes:
                 sized = case.at(dtype, max_fill)
-                # Some suites have a shape for two functions or directions; choosing one makes these the same case.
+                # Some suites have a shape for two functions or directions. If the options choose one, both cases are
+                # the same.
                 merge = case.fill or options.functions or options.direction
                 key = replace(sized, name="", quick=()) if merge else sized
                 pairs.setdefault((key, dtype), (sized, dtype))
@@ -115,7 +116,7 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
 
 
 def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[Case]:
-    """The cases of a suite, which `random`, `slide`, `scores` and `segments` make from the options."""
+    """The cases of a suite. Those of `random`, `slide`, `scores` and `segments` are made from the options."""
     least, most = (int(mb * random_cases.MB) for mb in options.sizes(device))
     if most < 2 * least:
         raise ValueError(f"--mb takes two sizes of which the second is at least twice the first, got {options.mb}")
@@ -214,7 +215,7 @@ def bench(options: Options) -> int:
         raise ValueError("--ranks is an option of sharded")
     only, known = options.only, segments.providers(options.compile > 0) if of_segments else None
     if of_ranks:
-        from onepass.tools.bench import sharded  # which loads DTensor, and that takes a second
+        from onepass.tools.bench import sharded  # imports DTensor, which takes a second
 
         known = sharded.providers()
         text += f", {options.world_size(device)} ranks"

@@ -1,4 +1,4 @@
-"""The tensors of a case, random data with the output and for the backward the gradient of the output; their check.
+"""The tensors of a case (random input, output, and for a backward the upstream gradient), and the check of results.
 
 Every call that is timed is first compared with the float64 definition. A small tensor is compared completely. Of a
 large one, whole rows are compared: the first, the last and others drawn at random. A reference of 2 million elements is
@@ -94,7 +94,7 @@ def distances(case: Case, side: dict[str, Any], device: torch.device) -> Tensor:
 
 
 def blocked(case: Case, side: dict[str, Any], device: torch.device) -> Tensor | None:
-    """Where an element takes no part, as a tensor that broadcasts; None where all take part."""
+    """A bool tensor that broadcasts, True for masked-out elements; None if there are none."""
     left, right = side.get("window", (None, None))
     right = 0 if side.get("causal") else right
     parts = [~side["mask"]] if "mask" in side else []
@@ -173,8 +173,8 @@ class Checker:
         if case.out_dtype:  # torch's rule: the input is rounded to dtype first
             x = x.to(getattr(torch, case.out_dtype))
         forward: Callable[..., Tensor] = getattr(reference, case.function)
-        # The derivative of a score by the input, and by how much larger the error may be where each step to the scores
-        # is rounded to the input's dtype.
+        # The derivative of a score in the input, and the factor by which the error may be larger if each step to the
+        # scores is rounded to the input's dtype.
         self.slope: Tensor | float = -1.0 if case.function == "softmin" else 1.0
         self.stepwise: Tensor | float = 1.0
         y = self._softmax_of_scores(x.double()) if inputs.side else forward(x, -1)
@@ -185,9 +185,9 @@ class Checker:
             if case.function in ("log_softmax", "logsumexp"):
                 self.scale = self.scale.clamp(min=1.0)
             return
-        # The derivatives take what a forward saves: the result in its own dtype. Both terms of a difference such as
-        # y * (grad - dot) can be far larger than it, and each is rounded. The y that a provider saved may be the next
-        # number; if it is a logarithm, its exp() is then off by |y| times as much.
+        # The derivatives are computed from the tensor that a forward saves: the result in its own dtype. Both terms of
+        # a difference such as y * (grad - dot) can be far larger than the difference, and each is rounded. A provider's
+        # saved y may differ by one ulp; if y is a logarithm, the relative error of exp(y) is |y| times as large.
         grad, saved = self._select(inputs.grad).double(), y.to(inputs.grad.dtype).double()
         if case.function == "logsumexp":
             self.expected = grad.unsqueeze(-1) * (x.double() - saved.unsqueeze(-1)).exp()
@@ -202,7 +202,7 @@ class Checker:
             self.scale = smallest * (1 + grad.abs() + (saved * grad).abs().sum(-1, keepdim=True)) * abs(self.slope)
 
     def _softmax_of_scores(self, x: Tensor) -> Tensor:
-        """The definition, of the compared rows of the input in float64. Sets `slope` and `stepwise`."""
+        """The definition in float64 for the compared rows of the input. Sets `slope` and `stepwise`."""
         case, side = self.inputs.case, self.inputs.side
 
         def rows_of(value: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class Checker:
         scale = side.get("scale", 1.0)
         self.slope = rows_of(scale) if isinstance(scale, Tensor) else scale
         s = x * self.slope
-        magnitude = s.abs()  # the sum of the magnitudes of what is rounded on the way
+        magnitude = s.abs()  # the sum of the magnitudes of all values that are rounded on the way
         if cap := side.get("softcap"):
             t = (s / cap).tanh()
             s, self.slope = cap * t, self.slope * (1 - t * t)
@@ -234,8 +234,8 @@ class Checker:
     def check(self, result: Tensor | tuple[Tensor, ...], stepwise: bool = False) -> str | None:
         """What is wrong with a call's result, or None. A wrong shape, a wrong dtype and any NaN are errors.
 
-        `stepwise`: each step to the scores was rounded to the input's dtype. Of several results the others are the
-        gradients of the case's `grads`.
+        `stepwise`: whether each step to the scores was rounded to the input's dtype. If there are several results, the
+        further ones are the gradients of the case's `grads`.
         """
         if isinstance(result, tuple):
             result, *others = result
@@ -247,7 +247,7 @@ class Checker:
         if tuple(result.shape) != shape or result.dtype != dtype:
             return f"shape {tuple(result.shape)}, {result.dtype}; it should be {shape}, {dtype}"
         got = self._select(result).double()
-        # Scores are float32 at best, and the error of a score is a relative one of its result.
+        # Scores have at most the precision of float32, and the absolute error of a score is a relative error of exp().
         score = self.stepwise * torch.finfo(torch.float32).eps / self.tolerance if self.inputs.side else 0.0
         scale = self.scale * (self.stepwise if stepwise else 1 + score)
         error = (got - self.expected).abs() / scale.clamp(min=smallest_number(dtype) / self.tolerance)
@@ -263,7 +263,8 @@ class Checker:
         return f"error {value:.1e} at {where}, allowed {self.tolerance:.1e}"
 
     def _check_sum(self, dx: Tensor, name: str, result: Tensor) -> str | None:
-        """What is wrong with the gradient of a bias, or None. Without scale and softcap it is a sum of the input's."""
+        """What is wrong with the gradient of a bias, or None. Without scale and softcap it is a sum of that of the
+        input."""
         if result.shape != self.inputs.side[name].shape or result.dtype != dx.dtype:
             return f"the gradient of {name} is of shape {tuple(result.shape)}, {result.dtype}"
         terms = dx.double()
@@ -287,8 +288,8 @@ class Checker:
 
 
 def smallest_number(dtype: torch.dtype) -> float:
-    """The smallest number that a result has to tell from 0: the smallest subnormal one, but for bfloat16, whose
-    subnormal numbers are those of float32, which kernels for half types may flush to 0."""
+    """The smallest number that a result has to distinguish from 0: the smallest subnormal number, except for bfloat16.
+    Its subnormal numbers are also subnormal in float32, and kernels for half types may flush those to 0."""
     limits = torch.finfo(dtype)
     return limits.smallest_normal * (1 if dtype is torch.bfloat16 else limits.eps)
 

@@ -78,7 +78,7 @@ class GalleryProvider(Provider):
     def prepare(self, inputs: Inputs) -> Call:
         if inputs.grad is None:
             return super().prepare(inputs)
-        y = onepass.softmax(inputs.x, -1)  # what the forward saves
+        y = onepass.softmax(inputs.x, -1)  # the tensor that the forward saves
         f, out = self.forward(inputs.case, inputs.dtype), inputs.out
         return lambda: f(y, inputs.grad, out=out)
 

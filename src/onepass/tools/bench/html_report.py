@@ -29,11 +29,11 @@ _SYMBOLS = {
     **{"^": "triangle-up", "v": "triangle-down", "<": "triangle-left", ">": "triangle-right"},
     **{"P": "cross", "X": "x", "H": "hexagon", "h": "hexagon2", "8": "octagon"},
 }
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in messages of compilers
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # colour codes for terminals in messages of compilers
 
 
 def page(files: Mapping[str, Results]) -> str:
-    """The page of these files, by the names that it shows.
+    """The HTML page for these files. The keys are the names that the page shows.
 
     Raises ImportError without the package plotly.
     """
@@ -73,7 +73,7 @@ def _part(name: str) -> str:
 
 
 def _file(name: str, file: Results) -> dict[str, Any]:
-    """What the script reads of a file: groups of lines that differ by their shapes alone, and the lines."""
+    """The data of a file for the page's script: groups of lines that differ only in shape, and the lines."""
     found: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines(file.rows):
         row = line.first()
@@ -98,7 +98,7 @@ def _file(name: str, file: Results) -> dict[str, Any]:
 
 
 def _axis(rows: Sequence[Row]) -> tuple[str, str]:
-    """What the one length that changes is called, nothing where more changes, and what the shapes have in common."""
+    """(name of the one length that changes, or "" if more than one changes; what the shapes have in common)."""
     if rows and rows[0].suite.startswith(SWEEP):
         return "mean length of a segment", f"{rows[0].shape[0]} items in segments"
     if rows and rows[0].suite.startswith("slide/"):
@@ -115,7 +115,7 @@ def _line(group: int, line: Line, has_axis: bool) -> list[Any]:
 
 
 def _rows_and_length(row: Row) -> tuple[int, int]:
-    """How many rows there are, and how long they are: of segments in the mean."""
+    """(number of rows, their length). For segments it is the mean length."""
     dims = row.dim if isinstance(row.dim, list) else [row.dim]
     n = prod(row.shape[d] for d in dims) if row.shape else 1
     n = mean_length(row.case, n) if row.suite.startswith(SEGMENTS) else n
@@ -123,11 +123,11 @@ def _rows_and_length(row: Row) -> tuple[int, int]:
 
 
 def _cell(line: Line, name: str) -> list[Any]:
-    """Times, their fraction of the limit, and in a word why they are missing or not to be trusted."""
+    """Times, the fraction of the limit, and a word that says why times are missing or unreliable."""
     row = line.rows[name]
     note = why(row) if not row.ok else "disturbed" if row.disturbed else ""
     fraction = line.fraction(name)
-    if fraction is None and row.min_us is None and not note:  # a file of an older schema has medians alone
+    if fraction is None and row.min_us is None and not note:  # a file of an older schema has only medians
         fraction = row.copy_fraction
     numbers = (row.median_us, row.p20_us, row.p80_us, fraction, row.graph_us, row.call_us)
     return [*(value and float(f"{value:.4g}") for value in numbers), note]

@@ -1,8 +1,8 @@
 """The suite `losses`: cross-entropy, log-probabilities with the entropy, cross-entropy with probabilities and the KL
 divergence, forward and with the backward.
 
-Its limit is one read of the logits, and with the backward two reads and a write; likewise of two tensors. A copy of as
-many bytes is the yardstick. Every call is compared with the float64 definition before it is timed.
+Its limit is one read of the logits, or with the backward two reads and a write; the same for losses of two tensors. It
+is measured by a copy of as many bytes. Every call is compared with the float64 definition before it is timed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SHAPES: dict[str, Sequence[tuple[Shape, str]]] = {
     ),
 }
 _LOG_PROB, _SHARES, _KL = "log_prob and entropy", "cross_entropy with probabilities", "kl_div"
-# Of each function, how many tensors of the logits' size move, forward and in all. The KL divergence has both gradients.
+# For each function, how many tensors of the logits' size are read or written, in the forward and in all. The KL
+# divergence computes both gradients.
 MOVES = {"cross_entropy": (1, 3), _LOG_PROB: (1, 3), _SHARES: (2, 5), _KL: (2, 6)}
 
 
@@ -67,7 +68,7 @@ def cases(kind: str, dtypes: Sequence[str] = ()) -> list[Case]:
         for direction in DIRECTIONS:
             for k, (shape, dtype) in enumerate(SHAPES[kind]):
                 if MOVES[function][0] > 1 and (k + k // 2) % 2:
-                    continue  # of two tensors, half of the shapes, in turn of either dtype
+                    continue  # losses of two tensors take half of the shapes, alternating between the dtypes
                 if dtypes and dtype not in dtypes:
                     continue
                 name = f"{function}, {'x'.join(map(str, shape))}, {direction}"
@@ -121,7 +122,7 @@ class LossProvider(Provider):
         return self.refuses(case, dtype)
 
     def prepare_loss(self, logits: Logits) -> Callable[[], Any]:
-        """The call to time. With the backward it gives the loss and the gradient of the logits."""
+        """The call to time. With the backward it returns the loss and the gradient of the logits."""
         loss, x, target = self.losses(logits.case.function), logits.x, logits.target
         assert loss is not None
         if logits.case.direction == DIRECTIONS[0]:
@@ -191,12 +192,12 @@ _LIBRARIES: dict[str, tuple[Callable[[str], Loss | None], Callable[[Case, str], 
 
 
 def available(device: torch.device) -> tuple[str, ...]:
-    """The names of the libraries that can run on a device here."""
+    """The names of the installed libraries that can run on a device."""
     return tuple(name for name in _LIBRARIES if registry()[name].unavailable(device) is None)
 
 
 def with_losses(providers: Sequence[Provider]) -> list[Provider]:
-    """The providers that have losses, with them."""
+    """The loss providers of those libraries among `providers` that have losses."""
     return [LossProvider(p.name, *_LIBRARIES[p.name]) for p in providers if p.name in _LIBRARIES]
 
 
@@ -215,7 +216,7 @@ class LossRunner(SuiteRunner):
         return Logits(case, dtype, x, target)
 
     def limit(self, data: Logits) -> Call:
-        """Copies, and additions of two tensors to a third, that move as many bytes."""
+        """Copies, and additions of two tensors into a third, that move as many bytes."""
         adds, rest = divmod(data.case.moves, 3)
         calls = [move_bytes(data.x, 3 * data.x.nbytes, 2)] * adds if adds else []
         calls += [move_bytes(data.x, rest * data.x.nbytes)] if rest else []
@@ -232,8 +233,8 @@ class LossRunner(SuiteRunner):
 
 
 def _expected(logits: Logits) -> tuple[Tensor, ...]:
-    """The loss, or the first of what has a number per row, and the gradient of the logits of the first rows, in
-    float64. The gradient is that of the sum of the results."""
+    """In float64, the loss, or the first rows of results that have a number per row, and the gradient of the first rows
+    of logits. The gradient is that of the sum of the results."""
     x, target, function = logits.x, logits.target, logits.case.function
     some = slice(0, max(1, (1 << 20) // prod(x.shape[1:])))
     leaf = x[some].double().requires_grad_()
@@ -256,7 +257,7 @@ def _expected(logits: Logits) -> tuple[Tensor, ...]:
 
 def _compare(logits: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | None:
     """What is wrong with the results of a call, or None. Libraries round steps to the dtype of the logits. Gradients of
-    a mean over many rows are among the least numbers of float16, and are rounded to those."""
+    a mean over many rows are subnormal in float16, so they are rounded to multiples of the smallest number."""
     tolerance = 8 * TOLERANCE[logits.dtype]
     has_grad = logits.case.direction != DIRECTIONS[0]
     result = got[0] if has_grad else got
@@ -264,7 +265,7 @@ def _compare(logits: Logits, got: Any, expected: tuple[Tensor, ...]) -> str | No
     results += [got[1]] if has_grad else []
     pairs = [(r[: len(e)] if r.dim() else r, e) for r, e in zip(results, expected, strict=False)]
     for ours, right in pairs:
-        step = torch.finfo(ours.dtype).tiny * torch.finfo(ours.dtype).eps  # from one of the least numbers to the next
+        step = torch.finfo(ours.dtype).tiny * torch.finfo(ours.dtype).eps  # the distance of subnormal numbers
         error = float(((ours.detach().double() - right).abs().max() - step).clamp(min=0) / right.abs().max())
         if not error <= tolerance:
             return f"off by {error:.1e} of the largest number, more than {tolerance:.1e}"

@@ -104,7 +104,7 @@ def _time_text(us: float) -> str:
 
 
 def _case_label(case: str, row: Row, separator: str) -> str:
-    """The case and its shape, without what the title says."""
+    """The case and its shape, without words that are in the title."""
     case = case.removeprefix(f"{row.function} backward, ").removeprefix(f"{row.function}, ")
     shape = "x".join(map(str, row.shape))
     return case if shape in case else f"{case}{separator}{shape}"

@@ -1,4 +1,4 @@
-"""A run as it goes on: the progress of its cases, and what is shown of each and of all of them."""
+"""The display of a run: its progress, each finished case, and at the end the results of all cases."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Progress:
         self.say(f"{count} of them are timed again because they were disturbed")
 
     def status(self, text: str) -> None:
-        """What happens to the current case."""
+        """Shows what is done with the current case."""
         if self.console.is_terminal:
             self.current = Text(f"{self.name}  {text}", style="bold", no_wrap=True, overflow="ellipsis")
             self.bar.update(self.task, total=self.total)
@@ -81,11 +81,11 @@ class Progress:
             self.console.print(f"    {row.provider:<17} {_row_text(row)}")
 
     def say(self, text: str) -> None:
-        """A message, such as a skipped case or a wrong provider."""
+        """Shows a message, for example about a skipped case or a wrong provider."""
         self.console.print(text, style="yellow")
 
     def finish(self, rows: Sequence[Row]) -> None:
-        """The run is over: the whole table, the call times of small cases, what went wrong, and the sentences."""
+        """Ends the display: shows the whole table, the call times of small cases, the problems, and the summary."""
         self.console.print(f"\n{self.title}", style="bold")
         self.console.print(show_table(rows, self.console))
         small = [r for r in rows if r.bytes < SMALL_CASE and r.call_us]

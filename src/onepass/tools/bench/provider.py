@@ -1,5 +1,5 @@
-"""A provider: what is benchmarked. It says whether it is available on a device and whether it supports a case, and
-makes the call that is timed. The copy, which is the limit, is one too."""
+"""Providers, the contestants of the benchmark. A provider says whether it is available on a device and supports a case,
+and makes the call that is timed. The copy, which is the limit, is a provider too."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Provider:
         return inputs.side
 
     def backward(self, inputs: Inputs) -> Call:
-        """The backward alone, from what a forward saves, into `inputs.out`. Called only if `writes_out`."""
+        """The backward alone, from the tensors that a forward saves, into `inputs.out`. Called only if `writes_out`."""
         raise NotImplementedError
 
     def prepare(self, inputs: Inputs) -> Call:
@@ -94,7 +94,7 @@ class Copy(Provider):
 
     def prepare(self, inputs: Inputs) -> Call:
         x, grad, out = inputs.x, inputs.grad, inputs.out
-        if inputs.side and grad is None:  # one copy of the input's bytes and of half of those that are only read
+        if inputs.side and grad is None:  # a copy of the input's bytes plus half of the bytes that are only read
             return move_bytes(x, inputs.case.bytes(inputs.dtype))
         if inputs.case.layout == "sliced":  # memory without gaps is copied as fast as any
             x, grad, out = x.contiguous(), *(None if t is None else t.contiguous() for t in (grad, out))
@@ -115,14 +115,15 @@ class Copy(Provider):
 
 
 def move_bytes(x: Tensor, count: int, reads: int = 1) -> Call:
-    """A copy, or with two reads an addition, that moves so many bytes, of the dtype of `x`."""
+    """A copy, or with two reads an addition, that moves `count` bytes, in the dtype of `x`."""
     sources = [x.new_empty(count // ((reads + 1) * x.element_size())).normal_() for _ in range(reads)]
     result = torch.empty_like(sources[0])
     return (lambda: result.copy_(sources[0])) if reads == 1 else lambda: torch.add(*sources, out=result)
 
 
 def copy_of_input(inputs: Inputs) -> Call | None:
-    """For the forward of logsumexp a copy of its whole input, which its time is compared with too; else None.
+    """For the forward of logsumexp, a copy of the whole input; else None. The time of logsumexp is compared with it
+    too.
 
     A logsumexp reads the input and writes next to nothing: at the speed of memory it takes half the time of this copy.
     """

@@ -65,7 +65,7 @@ class Onepass(Provider):
             op, arguments = torch.ops.onepass._softmax_backward.out, (grad, y, FUNCTIONS.index(case.function), dims)
 
         def call() -> Tensor:
-            with torch._C._AutoDispatchBelowADInplaceOrView():  # where a kernel in Python raises the version
+            with torch._C._AutoDispatchBelowADInplaceOrView():  # skips a kernel in Python that increments the version
                 torch._C._dispatch_call_boxed(op._handle, *arguments, out)
             return out
 
@@ -158,7 +158,7 @@ class Torch(Provider):
         return super().workspace(case, dtype) * (6 if case.scores else 1)  # a result of each step
 
     def side(self, inputs: Inputs) -> dict[str, Any]:
-        """A bias and a mask, made before the time is taken, have all that depends on positions."""
+        """A bias and a mask. They contain all terms that depend on positions, and are made before the call is timed."""
         case, given, x = inputs.case, inputs.side, inputs.x
         side: dict[str, Any] = {name: given[name] for name in ("scale", "softcap", "bias") if name in given}
         if "alibi" in given:
@@ -203,12 +203,12 @@ class Torch(Provider):
 
 def compile_for_case(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     torch._dynamo.reset()  # or the ninth shape exceeds the limit of recompilations and runs uncompiled
-    torch._functorch.config.donated_buffer = False  # a backward that is called again needs what it read
+    torch._functorch.config.donated_buffer = False  # a backward that is called again needs its saved tensors
     return torch.compile(f, dynamic=False, **options)
 
 
 def compiler_missing(device: torch.device) -> str | None:
-    """What torch.compile needs and has not, or None."""
+    """What torch.compile needs but does not find, or None."""
     if device.type == "cpu":
         return None if shutil.which("g++") or shutil.which("clang++") else "needs a C++ compiler"
     return None if version_of("triton") else "needs triton"

@@ -1,9 +1,9 @@
-"""Cases that are made of the options: shapes drawn by a seed, and one length that moves by one. Nothing here imports
-torch.
+"""Cases made from the options: random shapes drawn from a seed, and series in which a length grows by one. Nothing here
+imports torch.
 
-`onepass bench random` draws `random/CLASS` suites, in which no length is a favourite of anyone's tables. `onepass bench
-slide` makes `slide/SERIES` suites, in which a cliff between two neighbouring lengths shows. `onepass bench scores`
-(score_cases.py) draws arguments too, `onepass bench segments` (segment_cases.py) lengths.
+`onepass bench random` draws `random/CLASS` suites, whose lengths nobody has tuned for. `onepass bench slide` makes
+`slide/SERIES` suites, which show a sudden loss of speed between two neighbouring lengths. `onepass bench scores`
+(score_cases.py) draws arguments too, and `onepass bench segments` (segment_cases.py) draws lengths of segments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONG_ROW = 1 << 16  # the least length of "few long rows"
 DTYPES, SLIDE_DTYPES = CPU_DTYPES, ("float32", "bfloat16")
 _QUICK = ("cpu", "cuda")
 
-Drawn = dict[str, Any]  # shape, and where they matter dim, layout, scores and direction
+Drawn = dict[str, Any]  # the shape, and optionally dim, layout, scores and direction
 
 
 def log_uniform(rng: Random, low: int, high: int) -> int:
@@ -71,7 +71,7 @@ def _strided(rng: Random, elements: int) -> Drawn:
 
 @dataclass(frozen=True)
 class Class:
-    """What is drawn together: the shape, one of `functions`, and the options of the case."""
+    """A class of random cases. A draw gives the shape, one of `functions`, and the options of the case."""
 
     shape: Callable[[Random, int], Drawn]
     functions: tuple[str, ...] = ("softmax",)
@@ -105,10 +105,10 @@ def draw(
     known: dict[str, Class] = CLASSES,
     make: Callable[..., Case] = name_case,
 ) -> list[Case]:
-    """`count` cases of each class, one dtype each. What they move is between the two numbers of bytes in `moves`.
+    """`count` cases of each class, one dtype each. Each moves between `moves[0]` and `moves[1]` bytes.
 
-    The cases of a class depend on no other class, and the first ones not on `count`. Raises ValueError for an unknown
-    class.
+    The cases of a class do not depend on the other classes, and the first cases do not depend on `count`. Raises
+    ValueError for an unknown class.
     """
     cases: list[Case] = []
     least, most = moves
@@ -129,7 +129,7 @@ def draw(
 
 
 def _bytes_per_element(dtype: str, **options: Any) -> int:
-    """What a case moves for an element of a long row."""
+    """The bytes that a case moves for each element of a long row."""
     return Case("", "", (1, 1 << 20), **options).bytes(dtype) >> 20
 
 
@@ -141,7 +141,7 @@ def known_names(names: Sequence[str], known: Sequence[str] | dict[str, Any]) -> 
 
 
 def spread_compile(cases: Sequence[Case], count: int, compiled: tuple[str, ...] = ("torch-compile",)) -> list[Case]:
-    """The cases, of which all but `count`, evenly spread, run without torch.compile."""
+    """The cases, of which only `count`, evenly spread, run with torch.compile."""
 
     def chosen(i: int) -> bool:
         return (i + 1) * count // len(cases) > i * count // len(cases)
@@ -149,9 +149,9 @@ def spread_compile(cases: Sequence[Case], count: int, compiled: tuple[str, ...] 
     return [case if chosen(i) else replace(case, without=compiled) for i, case in enumerate(cases)]
 
 
-# One length that moves by one
+# Series in which a length grows by one
 
-# By series the dim that moves, the shape without what fills the bytes (dim 0), and the last power of two.
+# For each series: the dim whose length grows, the shape (dim 0 is chosen to fill the bytes), and the last power of two.
 SERIES: dict[str, tuple[int, tuple[int, ...], int]] = {
     "rows": (1, (0, 0), 1 << 18),
     "other-dim-n": (1, (0, 0, 100), 1 << 13),
@@ -190,7 +190,7 @@ def slide(series: Sequence[str] = (), dtypes: Sequence[str] = (), most: int = SL
 
 
 def moved_length(suite: str, shape: Sequence[int]) -> int:
-    """The length that moves in a case of a `slide/` suite."""
+    """The length that grows in the series of a `slide/` suite, in one case."""
     return shape[SERIES[suite.removeprefix("slide/")][0]]
 
 

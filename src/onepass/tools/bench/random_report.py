@@ -1,5 +1,5 @@
-"""What a run of `bench random`, `scores`, `segments`, `sharded` or `slide` shows below its table: classes, ratios,
-exchanges, and lengths that move by one."""
+"""The text below the table of `bench random`, `scores`, `segments`, `sharded` and `slide`: classes, ratios, exchanges,
+and drops of speed between neighbouring lengths."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from onepass.tools.bench.sharded_cases import wire_bytes
 from onepass.tools.terminal import table
 
 DRAWN = ("random/", "scores/")
-CLEARLY = 0.97  # of another's speed: more than the noise slower
+CLEARLY = 0.97  # below this fraction of another's speed, onepass is slower by more than the noise
 
 
 def show_classes(rows: Sequence[Row]) -> list[Table | str]:
     """A table of the classes of `bench random` and `scores`, the worst shapes of each, and where others are faster.
 
-    Nothing of other suites.
+    Empty for other suites.
     """
     groups = class_groups(rows)
     if not groups:
@@ -46,7 +46,7 @@ def others_of(rows: Sequence[Row]) -> list[str]:
 
 
 def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Head and body of the table of `bench random`, a line a group.
+    """Head and body of the table of `bench random`, with one line per group.
 
     On a GPU a shape that moves less than SMALL is judged by the microseconds over the limit instead of the fraction.
     """
@@ -58,7 +58,7 @@ def class_table(groups: dict[str, list[Line]], others: Sequence[str]) -> tuple[l
 
 
 def class_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
-    """The lines of each class of `bench random` and `scores`, and of all; nothing where there are none."""
+    """The lines of each class of `bench random` and `scores`, and of all classes. Empty if there are no lines."""
     groups: dict[str, list[Line]] = {}
     drawn = [line for line in lines([r for r in rows if r.suite.startswith(DRAWN)]) if line.fraction() is not None]
     for line in drawn:
@@ -81,12 +81,12 @@ def _class_cells(group: Sequence[Line], others: Sequence[str], gpu: bool) -> lis
 
 
 def _large(group: Sequence[Line]) -> list[tuple[float, str]]:
-    """The fraction of the limit of each shape that is judged by it, the worst first."""
+    """The fraction of the limit for each shape that is judged by that fraction, the worst first."""
     return sorted((line.fraction() or 0.0, _where(line)) for line in group if not is_small(line))
 
 
 def _small(group: Sequence[Line]) -> list[tuple[float, str]]:
-    """The microseconds over the limit of each other shape, the worst first."""
+    """The microseconds over the limit for each shape that is judged by these, the worst first."""
     found = [line for line in group if is_small(line)]
     us = [(line.rows[OURS].median_us or 0.0) - (line.rows["copy"].median_us or 0.0) for line in found]
     return sorted(zip(us, map(_where, found), strict=True), reverse=True)
@@ -123,11 +123,11 @@ def _where(line: Line) -> str:
 
 
 def _tenths(values: Sequence[float], count: int) -> float:
-    """The value that `count` tenths of the values do not exceed."""
+    """The quantile `count` / 10 of the values."""
     return quantiles(values if len(values) > 1 else [*values, *values], n=10, method="inclusive")[count - 1]
 
 
-# What is the fastest of several providers of segments
+# Groups of providers of segments, of which the fastest is shown
 _FASTEST = {
     "PyG's fastest": ("pyg-index", "pyg-ptr"),
     "PyG's fastest compiled": ("pyg-index-compile", "pyg-ptr-compile"),
@@ -154,7 +154,7 @@ def segment_groups(rows: Sequence[Row]) -> dict[str, list[Line]]:
 
 
 def ratios_of(group: Sequence[Line]) -> dict[str, list[float]]:
-    """The speed of onepass over that of the limit, of each other provider, and of the fastest of some."""
+    """The speed of onepass over the speed of the limit, of each other provider, and of the fastest of each group."""
     found: dict[str, list[float]] = {}
     for line in group:
         ratios = {"the limit": line.fraction()}
@@ -168,9 +168,10 @@ def ratios_of(group: Sequence[Line]) -> dict[str, list[float]]:
 
 
 def show_exchanges(rows: Sequence[Row]) -> list[Table]:
-    """A table of `bench sharded`: what each rank receives, and by how much each provider takes longer than the limit.
+    """A table of `bench sharded`: the bytes that each rank receives, and how much longer than the limit each provider
+    takes.
 
-    The bytes are those of onepass, by the numbers that a row takes. What a rank does alone is left out.
+    The bytes are those of onepass, computed from the numbers per row. Phases without an exchange are left out.
     """
     found = lines([r for r in rows if r.suite.startswith("sharded/") and r.suite != "sharded/phases"])
     names = list(dict.fromkeys(name for line in found for name in line.rows if name != "copy"))

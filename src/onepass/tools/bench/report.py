@@ -1,4 +1,4 @@
-"""What a run shows: a table with a line per case and a column per provider, and sentences that sum up."""
+"""The report of a run: a table with a line per case and a column per provider, and sentences that summarise it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from onepass.tools.bench.results import Row
 from onepass.tools.terminal import fits, table
 
 OURS, BASELINE = "onepass", "torch"
-# Bytes of an input, or moved by a drawn shape. Below them the microseconds over the copy say more than the fraction.
+# Bytes of an input, or moved by a drawn shape. For fewer bytes the microseconds over the copy say more than the
+# fraction of its speed.
 SMALL = 64_000_000
 SMALL_CASE = 8 << 20  # bytes; smaller cases get a second table, of the call time that includes the host
 _WORDS = {"wrong": "WRONG", "raised": "ERROR", "skipped": "skipped", "unsupported": "-"}

@@ -103,7 +103,7 @@ class Runner:
         return clocks
 
     def run(self, cases: Sequence[tuple[Case, str]]) -> Results:
-        """Times each (case, dtype), and the disturbed ones once more at the end; those disturbed again are marked.
+        """Times each (case, dtype). Times disturbed cases once more at the end, and marks those disturbed again.
 
         Raises DeviceLost if the GPU does not respond any more.
         """
@@ -131,7 +131,7 @@ class Runner:
         self._measure(entries, case, dtype)
         rows = [entry.row for entry in entries]
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # the next case has other sizes, so that cached blocks would only add to them
+            torch.cuda.empty_cache()  # the next case has other sizes and cannot reuse the cached blocks
         self.progress.finish_case(rows)
         return rows
 
@@ -188,7 +188,7 @@ class Runner:
         return row
 
     def _check(self, entry: _Entry, checker: Checker, inputs: Inputs) -> None:
-        """Checks every call that will be timed, into an output without a result. The copy has no definition."""
+        """Checks every call that will be timed, with an output that holds no result yet. The copy is not checked."""
         self.progress.status(f"checking {entry.row.provider}")
         provider = entry.provider
         with self._report_errors(entry):
@@ -251,7 +251,7 @@ class Runner:
 
     @contextmanager
     def _report_errors(self, entry: _Entry) -> Iterator[None]:
-        """A provider may raise anything; its row then shows it."""
+        """A context that stores any exception of a provider in its row."""
         try:
             yield
         except Exception as error:

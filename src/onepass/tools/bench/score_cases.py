@@ -1,4 +1,4 @@
-"""The cases of `onepass bench scores`: those that users have, by name, and drawn ones. Nothing here imports torch."""
+"""The cases of `onepass bench scores`: named cases from practice, and random ones. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def fixed(batch: int, heads: int, length: int, vocabulary: int, dtypes: Sequence
 def _attention(rng: Random, elements: int, other_dim: bool = False) -> Drawn:
     """A shape of two to four dims, and at least one of the arguments, each of which broadcasts along some of the dims.
 
-    No row is without an element that takes part: a mask has the first element of each row, which is in no window, and
-    windows are drawn where each query has a key.
+    Every row has an element that is not masked out: masks keep the first element of each row and are not combined with
+    windows, and windows are drawn so that each query has a key.
     """
     rank = pick(rng, (2, 3, 4))
     queries, keys = sorted((log_uniform(rng, 1, 4096), log_uniform(rng, 8, 16384)))
@@ -72,7 +72,7 @@ def _attention(rng: Random, elements: int, other_dim: bool = False) -> Drawn:
     dim = pick(rng, [d for d in range(rank - 1) if shape[d] > 1] or [rank - 1]) if other_dim else rank - 1
 
     def some(row: int) -> Shape:
-        """The shape with some of its dims of size 1; `row` is that of the reduced dim."""
+        """The shape with some of its dims set to size 1. `row` is the size of the reduced dim."""
         return tuple(row if d == dim else pick(rng, (1, size)) for d, size in enumerate(shape))
 
     def happens(share: float) -> bool:

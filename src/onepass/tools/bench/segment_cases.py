@@ -1,5 +1,5 @@
-"""The cases of `onepass bench segments`: named ones, a sweep over the mean length, and drawn ones. Nothing here imports
-torch."""
+"""The cases of `onepass bench segments`: named ones, a sweep over the mean length, and random ones. Nothing here
+imports torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from onepass.tools.bench.random_cases import Class, Drawn, draw, known_names, lo
 
 SUITE = "segments"
 DTYPES = ("float32", "bfloat16")
-LENGTHS = ("random", "Zipf", "equal")  # cuts at random places; as 1, 1/2, 1/3 and so on, in no order; all alike
+LENGTHS = ("random", "Zipf", "equal")  # cuts at random places; proportional to 1, 1/2, 1/3, ..., shuffled; all equal
 KINDS = ("named", "sweep", "random")
-SWEEP = f"{SUITE}/sweep"  # and the direction
+SWEEP = f"{SUITE}/sweep"  # the direction is appended
 CLASSES = tuple(f"{kind}-{direction}" for kind in KINDS for direction in DIRECTIONS)
 MEAN_LENGTHS = (*(m * 10**e for e in range(5) for m in (1, 2, 5)), 100_000)
-# Items (and heads beside each other), the number of segments, and their lengths: the edges of a graph, with 8 and with
-# 64 heads, a graph with a few hubs, documents. On a CPU all are smaller.
+# The shape (items, and heads), the number of segments, and their lengths: the edges of a graph, with 8 and with 64
+# heads, a graph with a few hubs, documents. On a CPU all are smaller.
 NAMED: dict[str, tuple[tuple[Shape, int, str], ...]] = {
     "cuda": (
         ((20_000_000,), 1_000_000, "random"),
@@ -76,7 +76,7 @@ def make(
 
 
 def mean_length(name: str, items: int) -> int:
-    """The mean length of the segments of a case, which its name says.
+    """The mean length of the segments of a case, read from its name.
 
     >>> mean_length("mean length 8", 1024), mean_length("1024 items, 16 segments, random", 1024)
     (8, 64)
@@ -90,7 +90,7 @@ def _sweep(items: int) -> list[tuple[Shape, int, str]]:
 
 
 def _segments(rng: Random, elements: int) -> Drawn:
-    """Any number of heads, of segments and of items, as many as the elements allow."""
+    """Random numbers of heads, segments and items, whose product of heads and items is limited by `elements`."""
     heads = pick(rng, ((), (), (2,), (3,), (8,), (log_uniform(rng, 2, 128),)))
     items = max(1, elements // prod(heads))
     mean = log_uniform(rng, 1, 100_000)

@@ -30,13 +30,13 @@ Softmax = Callable[..., Tensor]
 
 @dataclass
 class Ragged:
-    """Items, the segment of each, where segments begin, and for a backward the gradient of the result."""
+    """Items, the segment of each item, the offsets, and for a backward the upstream gradient."""
 
     x: Tensor
     index: Tensor
     offsets: Tensor
     grad: Tensor | None
-    place: Tensor | None = None  # of each item among those in order
+    place: Tensor | None = None  # the position of each item among the sorted items
 
     @property
     def segments(self) -> int:
@@ -44,7 +44,7 @@ class Ragged:
 
     @cached_property
     def shuffled(self) -> Ragged:
-        """The same items in no order."""
+        """The same items, shuffled."""
         device = self.x.device
         place = torch.randperm(len(self.x), device=device, generator=torch.Generator(device).manual_seed(0))
         grad = None if self.grad is None else self.grad[place]
@@ -55,9 +55,9 @@ class Ragged:
 
 
 class SegmentProvider(Provider):
-    """A softmax over segments, which `make` makes of the indices. `only` says why it runs only by its name."""
+    """A softmax over segments, which `make` makes from the indices. `only` says why it runs only if it is named."""
 
-    rounds_sums = True  # to the dtype of the items, of which it adds up one after another
+    rounds_sums = True  # whether it rounds its sums to the dtype of the items after each item
 
     def __init__(
         self, name: str, label: str, make: Callable[[Ragged], Softmax], shuffled: bool = False, only: str | None = None
@@ -99,7 +99,7 @@ class Ours(SegmentProvider):
             return [lambda: f(x, out=out), *super().calls(ragged)]
         assert isinstance(f, partial)
         given: Any = f.keywords["offsets"]
-        if isinstance(given, onepass.Segments):  # whose items may move
+        if isinstance(given, onepass.Segments):  # its items may be permuted
             return super().calls(ragged)
         arguments = grad, f(x), None, given, None, None, out, FUNCTIONS.index("softmax"), 0, 1.0
 
@@ -121,7 +121,7 @@ class Pyg(SegmentProvider):
 
 
 class Compiled(SegmentProvider):
-    """What torch.compile makes of another provider's softmax, for each case."""
+    """Another provider's softmax, compiled by torch.compile for each case."""
 
     def __init__(self, of: SegmentProvider, only: str | None):
         def make(ragged: Ragged) -> Softmax:
@@ -138,7 +138,7 @@ class Compiled(SegmentProvider):
 
 
 def providers(compiled: bool = False) -> dict[str, Provider]:
-    """All of them by name. Without `compiled` those that torch.compile makes run only by their names."""
+    """All providers by name. Without `compiled` those that use torch.compile run only if they are named."""
 
     def ours(**given: Any) -> Softmax:
         return partial(onepass.segment_softmax, **given)
@@ -186,7 +186,7 @@ def _torch_softmax(x: Tensor, index: Tensor, segments: int) -> Tensor:
 
 
 def _sums(t: Tensor, index: Tensor, segments: int) -> Tensor:
-    """The sum of its segment for each item."""
+    """For each item, the sum of its segment."""
     return t.new_zeros(segments, *t.shape[1:]).index_add(0, index, t).index_select(0, index)
 
 
@@ -195,7 +195,7 @@ def _sums(t: Tensor, index: Tensor, segments: int) -> Tensor:
 
 @dataclass
 class Expected:
-    """What is right in float64, the magnitudes of its terms, and for each item how many its segment has."""
+    """The expected result in float64, the magnitudes of its terms, and for each item the length of its segment."""
 
     result: Tensor
     magnitude: Tensor
@@ -232,7 +232,7 @@ class SegmentRunner(SuiteRunner):
         return provider.calls(provider.given(data))
 
     def compare(self, provider: SegmentProvider, data: Ragged, got: Tensor, expected: Expected) -> str | None:
-        """A sum that is rounded after each item is as wrong as many roundings; in a gradient it counts twice."""
+        """A sum that is rounded after each item may be off by that many roundings; a gradient has two such sums."""
         if (got.shape, got.dtype) != (data.x.shape, data.x.dtype):
             return f"the result is {got.dtype} of shape {list(got.shape)}"
         place = provider.given(data).place
@@ -241,7 +241,7 @@ class SegmentRunner(SuiteRunner):
         )
         roundings = 1 + lengths * provider.rounds_sums
         share = (1 + TOLERANCE[str(got.dtype).removeprefix("torch.")] * roundings) ** (1 + (data.grad is not None)) - 1
-        least = torch.finfo(got.dtype).tiny * torch.finfo(got.dtype).eps  # the number above 0
+        least = torch.finfo(got.dtype).tiny * torch.finfo(got.dtype).eps  # the smallest number above 0
         worst = float(((got.double() - right).abs() / (share * magnitude + least)).max())
         return None if worst <= 1 else f"an error of {worst:.1e} times what is allowed"
 

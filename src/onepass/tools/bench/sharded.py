@@ -1,8 +1,8 @@
 """The suite `sharded`: softmax over rows that are split over ranks, beside DTensor and loss_parallel.
 
-The run starts a process for each rank, and is none itself: it shows what rank 0 reports, and ends all of them when one
-fails. The ranks go through the cases together. They agree on every error and on every time, which is the longest among
-them, so that all of them go on in the same way.
+The run starts a process for each rank. The process of the run itself is not a rank: it shows what rank 0 reports, and
+ends all ranks when one fails. The ranks run the cases together. They agree on every error and on every time (the
+longest among the ranks), so that all of them make the same calls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Known = Callable[[], dict[str, Provider]]
 
 
 class Lockstep(timing.Cuda):
-    """The clocks of one GPU among several: each call begins when all GPUs have come to it."""
+    """The clocks of one GPU among several. Each call begins when all GPUs have reached it."""
 
     def __init__(self, device: torch.device):
         self.one = torch.ones(1, device=device)
@@ -99,7 +99,7 @@ class RankRunner(SuiteRunner):
 
     @contextmanager
     def _report_errors(self, entry: _Entry) -> Iterator[None]:
-        """What fails on one rank fails on all."""
+        """If a provider fails on one rank, it fails on all."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -115,7 +115,7 @@ class RankRunner(SuiteRunner):
             super()._fail(entry, errors[0] if len(set(errors)) == 1 else first)
 
     def _fail(self, entry: _Entry, error: str) -> None:
-        entry.row.error = error  # _report_errors says so, when all ranks know of it
+        entry.row.error = error  # _report_errors reports it when all ranks know of it
 
     def _new_row(self, provider: Provider, case: Case, dtype: str) -> Row:
         assert isinstance(case, ShardedCase)
@@ -133,7 +133,7 @@ class RankRunner(SuiteRunner):
 
         part = None
         try:
-            target = grad = None  # those of whole rows are the same on all ranks
+            target = grad = None  # targets, and gradients of whole rows, are the same on all ranks
             if case.function == "cross_entropy":
                 target = torch.randint(0, columns, (rows,), device=device, generator=generator)
             elif case.function == "logsumexp" and case.direction == "backward":
@@ -163,7 +163,7 @@ class RankRunner(SuiteRunner):
         return provider.calls(data)
 
     def compare(self, provider: ShardProvider, data: Part, got: Any, expected: tuple[Tensor, Tensor]) -> str | None:
-        """A gradient counts the roundings of the result too, from which it is computed."""
+        """The tolerance of a gradient includes the roundings of the result from which it is computed."""
         dtype, phase = data.x.dtype, data.case.phase
         (right, magnitude), ours = expected, provider.local(got, data).detach()
         has_rows = ours.dim() > 0
@@ -173,16 +173,16 @@ class RankRunner(SuiteRunner):
             return f"the result is {ours.dtype} of shape {list(ours.shape)}"
         tolerance = TOLERANCE[str(dtype).removeprefix("torch.")] * (8 if provider.rounds_steps else 1)
         share = (1 + tolerance) ** (1 + (data.case.direction == "backward")) - 1
-        least = torch.finfo(made).tiny * torch.finfo(made).eps  # the number above 0
+        least = torch.finfo(made).tiny * torch.finfo(made).eps  # the smallest number above 0
         error = ((ours[data.rows] if has_rows else ours).double() - right).abs()
         worst = float((error / (share * magnitude + least)).max())
         return None if worst <= 1 else f"an error of {worst:.1e} times what is allowed"
 
 
 def expected(part: Part) -> tuple[Tensor, Tensor]:
-    """What is right for the rows that are checked, in float64, and the magnitudes of its terms.
+    """(expected result of the rows that are checked, in float64; the magnitudes of its terms).
 
-    A loss is that of all rows.
+    A loss is computed from all rows.
     """
     case, rows = part.case, part.rows
     function, phase, backward = case.function, case.phase, case.direction == "backward"
@@ -235,7 +235,7 @@ def expected(part: Part) -> tuple[Tensor, Tensor]:
 
 
 class _Report(Progress):
-    """Sends what happens to the process that shows it."""
+    """A Progress that sends everything to the process of the run, which shows it."""
 
     def __init__(self, send: Callable[[Any], None]):
         super().__init__()
@@ -249,7 +249,7 @@ class _Report(Progress):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What every rank does."""
+    """The arguments of every rank."""
 
     kind: str
     ranks: int
@@ -293,7 +293,7 @@ def _run_rank(rank: int, plan: _Plan, pipe: Connection) -> None:
 
 
 class ShardedRunner(Runner):
-    """A run whose cases run on several ranks. It has the results and shows them."""
+    """A run whose cases run on several ranks. This process collects the results and shows them."""
 
     def __init__(
         self, device: torch.device, providers: Sequence[Provider], ranks: int, known: Known = providers, **options: Any
@@ -309,7 +309,7 @@ class ShardedRunner(Runner):
         self.results.environment.update(about)
 
     def make_clocks(self) -> timing.Cuda | None:
-        return None  # the ranks have them
+        return None  # the ranks have the clocks
 
     def run(self, cases: Sequence[tuple[Case, str]]) -> Results:
         """Raises DeviceLost if a rank fails or none answers."""
@@ -328,15 +328,16 @@ class ShardedRunner(Runner):
         return self.results
 
     def _keep(self, rows: list[Row]) -> None:
-        """The rows of a case, in the place of those before it was timed again."""
+        """Keeps the rows of a case. They replace its earlier rows if it was timed again."""
         every, key = self.results.rows, rows[0].key()
         at = next((i for i, row in enumerate(every) if row.key() == key), len(every))
         every[at:] = [*rows, *(row for row in every[at:] if row.key() != key)]
 
 
 def _start(plan: _Plan) -> Iterator[tuple[Any, ...]]:
-    """Starts the ranks and yields what they send. All of them have ended afterwards."""
-    # A fork server loads torch once for all ranks. A process that looked for a GPU, as an import may do, cannot fork.
+    """Starts the ranks and yields their messages. All ranks have ended afterwards."""
+    # A fork server loads torch once for all ranks. A process that has looked for a GPU, as an import may do, cannot
+    # fork.
     context: Any = get_context("spawn" if plan.kind == "cuda" else "forkserver")
     if plan.kind == "cpu":
         context.set_forkserver_preload([__name__])

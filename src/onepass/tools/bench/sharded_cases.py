@@ -10,11 +10,12 @@ from onepass.tools.bench.random_cases import known_names
 
 SUITE = "sharded"
 DTYPES = ("bfloat16", "float32")
-# For each function the tensors of a shard's size that move, and the numbers per row that a rank sends to each other
-# one, forward and backward. onepass sends the states of rows, the sums of gradients, and the logits of targets.
+# For each function, in the forward and in the backward: MOVES is how many tensors of a shard's size are read or
+# written, SENT how many numbers per row a rank sends to each other rank. onepass sends the states of rows, the sums of
+# gradients, and the logits of targets.
 MOVES = {"softmax": (2, 3), "log_softmax": (2, 3), "logsumexp": (1, 2), "cross_entropy": (1, 2)}
 SENT = {"softmax": (2, 1), "log_softmax": (2, 1), "logsumexp": (2, 0), "cross_entropy": (3, 0)}
-# What a rank does without the others, and the tensors that move: (phase, function, direction, moves)
+# The phases without an exchange, and the tensors that they read or write: (phase, function, direction, moves)
 PHASES = (
     ("state", "softmax", "forward", 1),
     ("finish", "softmax", "forward", 2),
@@ -25,7 +26,7 @@ PHASES = (
 )
 ODD, ALONE = "odd", "phases"
 CLASSES = (*(f"{name.replace('_', '-')}-{d}" for name in (*MOVES, ODD) for d in DIRECTIONS), ALONE)
-# Rows, and columns of all ranks together. The shapes of `odd` divide into no equal shards.
+# (rows, columns of all ranks together). The shapes of `odd` cannot be divided into equal shards.
 Sizes = tuple[tuple[int, int], ...]
 NAMED: dict[str, Sizes] = {
     "cuda": ((8192, 262144), (8192, 131072), (1024, 131072), (64, 1048576)),
@@ -53,7 +54,7 @@ class ShardedCase(Case):
         return range(min(columns, rank * each), min(columns, (rank + 1) * each))
 
     def bytes(self, dtype: str) -> int:
-        """What moves in the memory of the first rank, whose shard is the largest."""
+        """The bytes that the first rank, whose shard is the largest, reads and writes."""
         return self.moves * self.shape[0] * len(self.columns(0)) * ITEMSIZE[dtype]
 
 
@@ -64,7 +65,7 @@ def make(classes: Sequence[str], dtypes: Sequence[str], kind: str, ranks: int) -
 
 
 def wire_bytes(function: str, direction: str, rows: int, ranks: int, dtype: str) -> int:
-    """What each rank receives from the others in a call of onepass."""
+    """The bytes that each rank receives from the others in a call of onepass."""
     number = 8 if dtype == "float64" else 4
     return number * SENT[function][direction == "backward"] * rows * (ranks - 1)
 
@@ -81,7 +82,7 @@ def _class(name: str, kind: str) -> Iterator[ShardedCase]:
     of, _, direction = name.rpartition("-")
     function = "softmax" if of == ODD else of.replace("-", "_")
     sizes = ODDS if of == ODD else SIZES_OF_LOSS if function == "cross_entropy" else NAMED
-    has_results = function in ("softmax", "log_softmax")  # of each element
+    has_results = function in ("softmax", "log_softmax")  # one result per element
     without: tuple[str, ...] = ("dtensor",) if function == "cross_entropy" else ("loss_parallel",)
     without = without if has_results else (*without, "onepass-kernel")
     for i, (rows, columns) in enumerate(sizes[kind]):

@@ -24,7 +24,7 @@ from onepass.tools.bench.sharded_cases import ShardedCase
 
 @dataclass
 class Part:
-    """This rank's columns, what a gradient and a loss take beside them, and the rows that are checked."""
+    """This rank's columns, the further arguments of a gradient and a loss, and the rows that are checked."""
 
     case: ShardedCase
     x: Tensor
@@ -42,14 +42,14 @@ def gather(value: Any) -> list[Any]:
 
 
 def slowest(times: list[float]) -> list[float]:
-    """The longest of each time among the ranks."""
+    """For each time, the longest among the ranks."""
     return [max(of) for of in zip(*gather(times), strict=True)]
 
 
 class ShardProvider(Provider):
     """A function of the columns of each rank."""
 
-    rounds_steps = True  # to the dtype of the input, as many libraries do
+    rounds_steps = True  # whether it rounds steps to the dtype of the input, as many libraries do
 
     def function(self, part: Part) -> tuple[Callable[[Any], Any], Any]:
         """The function to time and its input."""
@@ -70,13 +70,13 @@ class ShardProvider(Provider):
         return part.grad
 
     def local(self, got: Any, part: Part) -> Tensor:
-        """The part of a result that this rank has of one call to all of them."""
+        """This rank's part of the result of a call."""
         assert isinstance(got, Tensor)
         return got
 
 
 class Ours(ShardProvider):
-    """onepass.distributed, and the single phases of it."""
+    """onepass.distributed, and its phases one by one."""
 
     name = label = "onepass"
     rounds_steps = False
@@ -110,7 +110,7 @@ class Ours(ShardProvider):
 
 
 class InKernel(Ours):
-    """onepass.distributed, whose kernels exchange the states."""
+    """onepass.distributed with exchange="kernel"."""
 
     name, label = "onepass-kernel", "onepass, exchange='kernel'"
 
@@ -123,7 +123,7 @@ class InKernel(Ours):
 
 
 class OfDTensor(ShardProvider):
-    """torch's function of a DTensor that is split in its last dim, of which every rank gathers whole rows."""
+    """torch's function of a DTensor that is sharded in its last dim. Every rank gathers whole rows."""
 
     name, label = "dtensor", "torch of a DTensor"
 
@@ -158,7 +158,7 @@ def _make_mesh(kind: str, ranks: int) -> DeviceMesh:
 
 
 class LossParallel(OfDTensor):
-    """torch's cross-entropy of a DTensor that is split in its classes."""
+    """torch's cross-entropy of a DTensor whose classes are sharded."""
 
     name, label = "loss_parallel", "cross_entropy within loss_parallel"
 

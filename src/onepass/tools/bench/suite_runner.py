@@ -1,4 +1,4 @@
-"""A run of a suite that has data, calls and a definition of its own, as losses and segments do."""
+"""The base class for runs of suites with their own data, calls and definition, such as losses and segments."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Call = Callable[[], Any]
 
 
 class SuiteRunner(Runner):
-    """A run whose suite says what is called, what is right and what the limit is."""
+    """A run whose subclass defines the calls, the expected results and the limit."""
 
     def make(self, case: Case, dtype: str, generator: torch.Generator) -> Any:
         """The data of a case."""
         raise NotImplementedError
 
     def expect(self, data: Any) -> Any:
-        """What is right."""
+        """The expected result."""
         raise NotImplementedError
 
     def limit(self, data: Any) -> Call:
-        """The copy."""
+        """The copy that is the limit."""
         raise NotImplementedError
 
     def calls(self, provider: Any, data: Any) -> Sequence[Call]:
-        """The call to time, and as the last one a call that allocates its result, which may be the same."""
+        """The call to time, and last a call that allocates its result, which may be the same call."""
         raise NotImplementedError
 
     def compare(self, provider: Any, data: Any, got: Any, expected: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The clocks, and what their samples mean: median, p20 and p80, and which times were disturbed.
+"""The clocks, the statistics of their samples (median, p20, p80), and the detection of disturbed times.
 
 `docs/benchmark.md` says what each number means; they are never mixed:
 
@@ -133,13 +133,13 @@ class Cuda:
         self.l2 = torch.cuda.get_device_properties(device).L2_cache_size
         # The buffer that is zeroed between calls: twice the L2, and at least as large as triton.testing.do_bench's
         self.flush = torch.empty(max(2 * self.l2, 256 << 20) // 4, dtype=torch.int32, device=device)
-        # A few pairs of events are reused. With new ones for each sample, every other median was 0.6 us longer, that
-        # of a copy too (H200, 2026-11-22).
+        # A few pairs of events are reused. With new events for each sample, every other median was 0.6 us longer, even
+        # for a copy (H200, 2026-11-22).
         self.pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(8)]
         self.flush_us = sorted(self.events(self.flush.zero_, 5, 0))[2]
 
     def meet(self) -> None:
-        """Enqueues what waits for the other GPUs of a run."""
+        """Enqueues a wait for the other GPUs of a run."""
 
     def slowest(self, times: list[float]) -> list[float]:
         """Each time, or the longest among those of the GPUs of a run."""
