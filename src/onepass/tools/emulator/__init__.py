@@ -1,14 +1,15 @@
-"""CUDA kernels without a GPU: NVRTC's PTX of a kernel, translated to C++ (ptx.py), runs on the processor (machine.h).
+"""Runs CUDA kernels without a GPU: NVRTC compiles a kernel to PTX, which is translated to C++ (ptx.py) and run on the
+CPU (machine.h).
 
-Slow, and exact where hardware is not (ex2, lg2 and rcp of floats are rounded once): it shows that a kernel computes
-the right thing from the right places, waits for what it needs, and leaves all other memory alone; not how fast, nor the
-last bit.
+It is slow, and exact where hardware is not (ex2, lg2 and rcp of floats are rounded once). It shows whether a kernel
+computes the right values from the right addresses, synchronises correctly, and does not access other memory. It does
+not show a kernel's speed or the last bit of its results.
 
-    build.py                                 what is compiled, and where it is kept
-    ptx.py, instructions.py, operands.py     from PTX to C++
-    machine.h, scheduler.h, barriers.h       threads, memory and how they wait
-    arithmetic.h, host.cpp                   instructions on numbers; launches
-    run.py                                   a launch on tensors of the CPU
+    build.py                                 compiles kernels and the machine, and caches them
+    ptx.py, instructions.py, operands.py     translate PTX to C++
+    machine.h, scheduler.h, barriers.h       threads, memory and synchronisation
+    arithmetic.h, host.cpp                   arithmetic instructions; launches
+    run.py                                   a launch on CPU tensors
 """
 
 from .build import missing

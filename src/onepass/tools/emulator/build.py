@@ -1,4 +1,4 @@
-"""What the emulator runs, built by g++: kernels, by NVRTC's PTX of them, and the machine."""
+"""Builds with g++ what the emulator runs: kernels, translated from NVRTC's PTX, and the machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .ptx import Kernel
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1]
 CORE = PACKAGE / "csrc"
-FOLDERS = (CORE / "core", CORE / "cuda/kernels", PACKAGE / "tools/gallery")  # of what sources include
-UNCHECKED = "-U_FORTIFY_SOURCE"  # its longjmp takes no other stacks
+FOLDERS = (CORE / "core", CORE / "cuda/kernels", PACKAGE / "tools/gallery")  # include folders
+UNCHECKED = "-U_FORTIFY_SOURCE"  # the longjmp of FORTIFY_SOURCE cannot switch stacks
 
 
 @functools.cache
 def missing() -> str:
-    """What there is not on this machine; empty where it can emulate."""
+    """What the emulator needs but does not find on this machine; "" if it can run."""
     if not shutil.which("g++"):
         return "no g++"
     if sys.platform != "linux":
@@ -43,7 +43,7 @@ def missing() -> str:
 
 @functools.cache
 def folder() -> Path:
-    """For what is built: in ONEPASS_EMULATOR_DIR or the cache of compiled kernels, or while the process lives."""
+    """The folder for built files: in ONEPASS_EMULATOR_DIR, or in the cache of compiled kernels, or else temporary."""
     base = Path(os.environ.get("ONEPASS_EMULATOR_DIR", ""))
     if base == Path():
         with contextlib.suppress(RuntimeError):
@@ -61,7 +61,7 @@ def folder() -> Path:
 
 
 def build(made: Path, *arguments: object) -> Path:
-    """`made` of other files, unless another process has. Raises RuntimeError with what g++ says."""
+    """Builds `made` with g++, unless another process has built it. Raises RuntimeError with the messages of g++."""
     with made.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
@@ -104,17 +104,17 @@ def ptx_of(source: Path, compute: str, defines: Sequence[str]) -> str:
 
 @functools.cache
 def flags() -> list[str]:
-    """For translations. Most of the time goes into building them: without optimization it is half."""
+    """The flags for translated kernels. Building them takes most of the time, and half as long without optimisation."""
     made = ["-O0", "-w", "-ffp-contract=off"]
     if platform.machine() == "x86_64" and " fma " in Path("/proc/cpuinfo").read_text():
-        made.append("-mfma")  # else fma is a call
+        made.append("-mfma")  # otherwise fma is a function call
     build(folder() / "barriers.h.gch", *made, f"-I{HERE}", "-x", "c++-header", HERE / "barriers.h")
     return made
 
 
 @functools.cache
 def translated(source: Path, compute: str, defines: tuple[str, ...], name: str = "onepass_kernel") -> Path:
-    """The library of the kernel `name` of a source file."""
+    """The shared library of the kernel `name` of a source file."""
     code = Kernel(ptx_of(source, compute, defines), name).source
     made = folder() / f"{hashlib.sha256(code.encode()).hexdigest()[:24]}.so"
     if made.exists():
@@ -129,5 +129,5 @@ def translated(source: Path, compute: str, defines: tuple[str, ...], name: str =
 
 @functools.cache
 def host() -> Path:
-    """The machine, built."""
+    """The shared library of the machine."""
     return build(folder() / "host.so", "-O1", UNCHECKED, "-shared", f"-I{HERE}", HERE / "host.cpp", "-ldl")

@@ -1,5 +1,5 @@
-"""Instructions of PTX as statements of C++, by the functions of arithmetic.h and barriers.h: those that the kernels
-have. A method an instruction; `m` are its modifiers, `o` its operands."""
+"""Translates the PTX instructions that the kernels use to C++ statements, which call functions of arithmetic.h and
+barriers.h. There is a method for each instruction; `m` are its modifiers, `o` its operands."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from .operands import TYPES, Operands, identifier, members, size_of, twice
 
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 _FUNCTIONS = {"abs": "std::abs", "bfi": "inserted", "div": "divided", "ex2": "ex2", "lg2": "lg2", "max": "largest"}
-_OF_BITS = {"brev": "reversed", "clz": "leading_zeros", "popc": "ones"}  # of 32 bits
+_OF_BITS = {"brev": "reversed", "clz": "leading_zeros", "popc": "ones"}  # for 32 bits only
 _FUNCTIONS |= {"min": "smallest", "neg": "-", "prmt": "prmt", "rem": "remainder"}
 _FUNCTIONS |= {"shl": "shifted_left", "shr": "shifted_right"}
 _COMPARE = {"eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "ne": "!="}
-_UNORDERED = {"neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # not: what is false of a NaN
+_UNORDERED = {"neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # the negation: true for a NaN
 _PAIRS = {"add": "a + b", "sub": "a - b", "mul": "a * b", "fma": "std::fma(a, b, c)", "max": "largest(a, b)"}
 _PAIRS["min"] = "smallest(a, b)"
-# The lane that a lane has a value from, and whether its group of lanes has it; else it keeps its own.
+# For each shuffle: the lane that a lane reads from, and the comparison that says whether that lane is in the group. If
+# it is not, the lane keeps its own value.
 _LANES = {"bfly": ("t->lane ^ by", "<="), "idx": ("first | (by & ~group)", "<=")}
 _LANES |= {"up": ("t->lane - by", ">="), "down": ("t->lane + by", "<=")}
 _VOTES = {"any": "!= 0", "all": "== ballot(t, true, {})"}
-# Memory is as all threads left it, and a kernel starts when the one before it has ended.
+# These do nothing here: writes are visible to all threads at once, and a kernel starts after the previous one has
+# ended.
 IGNORED = ("fence", "griddepcontrol", "membar", "prefetch")
 
 
@@ -31,7 +33,7 @@ class Instructions(Operands):
         if name in _PAIRS and m[-1] in ("f16x2", "bf16x2"):
             return self.pairs(_PAIRS[name], m[-1][:-2], o)
         if name in _SIGNS and m[0] not in ("wide", "hi"):
-            kind = m[-1].replace("s", "u")  # signed numbers of C++ must not run over
+            kind = m[-1].replace("s", "u")  # signed overflow is undefined in C++
             return self.put(o[0], f"{TYPES[kind]}({self.get(kind, o[1])} {_SIGNS[name]} {self.get(kind, o[2])})", kind)
         if name in _FUNCTIONS:
             values = ", ".join(self.get(m[-1], operand) for operand in o[1:])
@@ -77,7 +79,7 @@ class Instructions(Operands):
         value = self.get(m[-1], o[1])
         return self.put(o[0], f"rcp({value})" if m[0] == "approx" else f"{TYPES[m[-1]]}(1 / {value})", m[-1])
 
-    def copysign_(self, m: list[str], o: list[str]) -> str:  # PTX has the sign first
+    def copysign_(self, m: list[str], o: list[str]) -> str:  # in PTX the sign is the first operand
         sign, value = (self.get(m[-1], operand) for operand in o[1:])
         return self.put(o[0], f"std::copysign({value}, {sign})", m[-1])
 
@@ -151,7 +153,7 @@ class Instructions(Operands):
         return self.put(o[0], f"{TYPES[to]}({value})", to)
 
     def cvta_(self, m: list[str], o: list[str]) -> str:
-        """Of shared memory the generic address is that in this process."""
+        """The generic address of shared memory is its address in this process."""
         value = self.get("u64", o[1])
         if "shared" in m:
             value += f" {'-' if m[0] == 'to' else '+'} uint64_t(t->block->shared)"
@@ -165,7 +167,7 @@ class Instructions(Operands):
     def ld_(self, m: list[str], o: list[str]) -> str:
         kind, to = m[-1], members(o[0])
         at = self.at(m, o[1], size_of(kind) * len(to), False)
-        looks = "wait(t); " if {"relaxed", "acquire", "volatile"} & set(m) else ""  # others may change it
+        looks = "wait(t); " if {"relaxed", "acquire", "volatile"} & set(m) else ""  # other threads may change it
         if kind == "b128":
             return f"{looks}{identifier(to[0])} = load<Pair>({at});"
         loads = [self.put(part, f"load<{TYPES[kind]}>(from + {i * size_of(kind)})", kind) for i, part in enumerate(to)]
@@ -192,7 +194,7 @@ class Instructions(Operands):
         return self.put(o[0], self.updated(m, o[1], o[2]), m[-1])
 
     def updated(self, m: list[str], at: str, by: str) -> str:
-        """What was in memory before it was replaced by that and another value."""
+        """An atomic update of memory with a value. Returns the old value."""
         kind, update = m[-1], {"add": "before + by", "max": "largest(before, by)", "min": "smallest(before, by)"}
         update["or"] = "before | by"
         if m[-2] not in update:

@@ -1,4 +1,4 @@
-"""Operands and types of PTX as C++."""
+"""Translates operands and types of PTX to C++."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SPECIAL = {
 
 
 def size_of(kind: str) -> int:
-    """Bytes of a type."""
+    """The bytes of a type."""
     return int(kind[1:]) // 8
 
 
 def twice(kind: str) -> str:
-    """The type of a wide product."""
+    """The type of twice the width, that of a wide product."""
     return kind[0] + str(2 * int(kind[1:]))
 
 
@@ -42,34 +42,34 @@ def identifier(register: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Operands, separated by commas but for those of a vector."""
+    """The operands of an instruction. They are separated by commas; a vector in braces is one operand."""
     return [part.strip() for part in re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,{\[])+", text) if part.strip()]
 
 
 def members(operand: str) -> list[str]:
-    """Of a vector."""
+    """The members of a vector operand."""
     return [part.strip() for part in operand.strip("{} ").split(",")]
 
 
 def _both_integers(one: str, other: str) -> bool:
-    """Of one size."""
+    """Whether both are integer types of one size."""
     return one.endswith("_t") and one.lstrip("u") == other.lstrip("u")
 
 
 def _as(to: str, of: str, value: str) -> str:
-    """The bits of a value as another type: the plain value where that is all, which is built twice as fast."""
+    """The bits of a value as another type. If a cast does that, it is used: it compiles twice as fast."""
     if to == of:
         return value
     return f"{to}({value})" if _both_integers(to, of) else f"as<{to}>({value})"
 
 
 class Operands:
-    """What operands refer to by name: kernel parameters and memory that is shared, by where they are."""
+    """The names that operands refer to: registers, and addresses of kernel parameters and of memory."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, str] = {}
-        self.local = ""  # the array of what a thread has in memory
-        self.registers: dict[str, str] = {}  # their types; those of inline assembly have no % before them
+        self.local = ""  # the array of a thread's local memory
+        self.registers: dict[str, str] = {}  # their types; registers of inline assembly have no % prefix
 
     def symbol(self, operand: str) -> str:
         if operand not in self.symbols:
@@ -77,7 +77,7 @@ class Operands:
         return self.symbols[operand]
 
     def get(self, kind: str, operand: str) -> str:
-        """The value of an operand, as a type of PTX."""
+        """The value of an operand as the PTX type `kind`."""
         to = TYPES[kind]
         if match := re.fullmatch(r"0[fFdD]([0-9a-fA-F]{8}|[0-9a-fA-F]{16})", operand):
             return f"as<{to}>(uint{4 * len(match[1])}_t(0x{match[1]}ull))"
@@ -92,7 +92,7 @@ class Operands:
         return f"{to}({self.symbol(operand)})"
 
     def put(self, to: str, value: str, kind: str) -> str:
-        """A value of a type of PTX into a register."""
+        """Writes a value of the PTX type `kind` to the register `to`."""
         if to == "_":
             return ""
         if TYPES[kind] == self.registers[to] or _both_integers(TYPES[kind], self.registers[to]):
@@ -100,7 +100,7 @@ class Operands:
         return f"put({identifier(to)}, {TYPES[kind]}({value}));"
 
     def address(self, operand: str) -> str:
-        """Of [base + offset]."""
+        """The address of an operand [base + offset]."""
         match = re.fullmatch(r"\[\s*(\S+?)\s*(?:\+\s*(-?\d+))?\s*\]", operand)
         if not match:
             raise ValueError(f"PTX: no address: {operand}")
@@ -108,7 +108,7 @@ class Operands:
         return f"({base} + uint64_t({match[2] or 0}ll))"
 
     def at(self, modifiers: list[str], operand: str, size: int, writes: bool) -> str:
-        """Where an access of so many bytes goes."""
+        """The checked pointer for an access of `size` bytes."""
         address = self.address(operand)
         if "shared" in modifiers or "shared::cluster" in modifiers:
             return f"shared_at(t, uint32_t({address}), {size})"

@@ -1,4 +1,4 @@
-"""From PTX, as NVRTC makes it of a kernel, to C++ for machine.h: one function, which a thread runs."""
+"""Translates a kernel's PTX from NVRTC to C++ for machine.h: one function, which each thread runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _STATEMENT = re.compile(r"\s*(?:(?P<label>\$?\w+):(?!:)|(?P<brace>[{}])(?=\s)|(?
 
 
 class Kernel(Instructions):
-    """The kernel `name` of a PTX: `source` is C++."""
+    """The kernel `name` of a PTX file. `source` is its C++."""
 
     def __init__(self, ptx: str, name: str) -> None:
         super().__init__()
-        self.shared = 0  # bytes that it declares
+        self.shared = 0  # bytes of shared memory that the kernel declares
         ptx = re.sub(r"//[^\n]*", "", ptx)
         entries = re.split(r"\.visible \.entry\s+", ptx)
         entry = next((entry for entry in entries if re.match(rf"{re.escape(name)}\b", entry)), None)
@@ -25,7 +25,7 @@ class Kernel(Instructions):
         parameters, body = entry.split(")", 1)
         sizes = self.parameters(parameters)
         for symbol in re.findall(r"\.extern \.shared [^;]*?([\w$]+)\[\]", ptx):
-            self.symbols[symbol] = "uint64_t(static_shared)"  # what a launch adds begins where the kernel's own ends
+            self.symbols[symbol] = "uint64_t(static_shared)"  # dynamic shared memory begins after the declared one
         lines = [self.line(statement) for statement in self.statements(body[body.index("{") + 1 : body.rindex("}")])]
         self.shared = -(-self.shared // 16) * 16
         text = "\n".join(lines)
@@ -40,7 +40,7 @@ void kernel(Thread* t) {{
 """
 
     def parameters(self, text: str) -> list[str]:
-        """Their sizes. They lie one after another, each at a multiple of 8 bytes."""
+        """The sizes of the parameters. In memory each begins at a multiple of 8 bytes."""
         sizes, at = [], 0
         declared = re.findall(r"\.param (?:\.align \d+ )?\.(\w+) (\w+)(?:\[(\d+)\])?", text)
         for kind, symbol, count in declared:

@@ -1,4 +1,4 @@
-"""A launch on tensors of the CPU."""
+"""A launch of an emulated kernel on CPU tensors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .build import host, translated
 
 __all__ = ["BACKWARDS", "DRAWN", "FORWARDS", "IN_STEP", "reach", "run"]
 
-FORWARDS, BACKWARDS, DRAWN, IN_STEP = range(4)  # the order of threads, as scheduler.h has it
-AT_ONCE, LATE = 0, 1  # when asynchronous copies and messages arrive; DRAWN: one or the other
+FORWARDS, BACKWARDS, DRAWN, IN_STEP = range(4)  # the order of threads (scheduler.h)
+AT_ONCE, LATE = 0, 1  # when asynchronous copies and messages arrive; DRAWN: at random
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def _machine() -> ctypes.CDLL:
 
 
 def reach(tensor: Tensor) -> ctypes.c_int64:
-    """The bytes from its first element to the end of its last."""
+    """The bytes from the tensor's first element to the end of its last."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return ctypes.c_int64((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size())
 
@@ -43,11 +43,11 @@ def run(
     lateness: int = DRAWN,
     seed: int = 0,
 ) -> None:
-    """Runs the kernel `name` of a source file, compiled with NVRTC's `options`. `arguments` are tensors of the CPU and
-    numbers of 64 bits.
+    """Runs the kernel `name` of a source file, compiled with NVRTC's `options`. `arguments` are CPU tensors and 64-bit
+    integers.
 
-    Raises RuntimeError where the kernel does not compile or has an instruction that is not known here, and where it
-    accesses memory outside of its tensors, writes to one that is not `written`, or waits for ever.
+    Raises RuntimeError if the kernel does not compile or has an instruction that the emulator does not support, if it
+    accesses memory outside of its tensors, writes to a tensor that is not in `written`, or deadlocks.
     """
     library, machine = translated(source, "90", options, name), _machine()
     machine.set_way(seed, order, lateness)

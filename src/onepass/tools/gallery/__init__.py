@@ -6,16 +6,16 @@
     cuda_warp.cu, cuda_block.cu, cuda_online.cu, cuda_auto.py   CUDA C++
     cuda_vector.cu, cuda_registers.cu, cuda_rows.cu,            from there to the speed of a copy
     cuda_async.cu, cuda_cluster.cu, cuda_grid.cu
-    cuda_columns.cu, cuda_backward.cu                           other than the softmax of rows
-    vectors.cuh                                                 what these have in common
+    cuda_columns.cu, cuda_backward.cu                           softmax of columns, gradient of the softmax of rows
+    vectors.cuh                                                 code that several CUDA variants share
 
 The header of each says its idea, its traffic and its limit. `variant(name)(x)` runs one; `onepass gallery` on the
 command line lists, shows and runs them; `onepass bench --gallery` races them.
 
-    variants.py, launch_params.py        what a variant is, the list of them, their launch parameters
+    variants.py, launch_params.py        the class and the list of variants, and their launch parameters
     cuda_launches.py, native_calls.py    how the CUDA and C++ variants are launched
-    occupancy.py                         how many programs of the persistent Triton variant are
-    traffic.py, ncu.py                   `onepass traffic`: predicted bytes, and those that ncu counted
+    occupancy.py                         the number of programs of the persistent Triton variant
+    traffic.py, ncu.py                   `onepass traffic`: predicted bytes, and bytes counted by ncu
 """
 
 from onepass.tools.gallery.variants import VARIANTS, Traffic, Variant, variant

@@ -1,5 +1,5 @@
-"""Checks a learner's softmax, a CUDA kernel or a function of Python, on the inputs on which softmaxes go wrong:
-`onepass gallery check`."""
+"""`onepass gallery check`: checks a learner's softmax, a CUDA kernel or a Python function, on inputs on which softmaxes
+often go wrong."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from onepass.tools.gallery.variants import VARIANTS
 
 __all__ = ["Candidate", "Failure", "Trial", "load", "trials", "try_one"]
 
-UNWRITTEN = -7.0  # what the memory of a result has before a call: no softmax has it
-FAR = 2**30 + 8  # elements from row to row, so that the third row begins after element 2^31
+UNWRITTEN = -7.0  # the memory of a result is filled with this before a call: no softmax returns it
+FAR = 2**30 + 8  # a row stride with which the third row begins after element 2^31
 _BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"
 _KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w+)\s*\(([^)]*)\)')
 
@@ -35,15 +35,15 @@ _KERNEL = re.compile(rf'extern\s+"C"\s+__global__\s+{_BOUNDS}void\s+{_BOUNDS}(\w
 class Candidate:
     """A CUDA kernel `function` (x, y, rows, n, x_stride, y_stride) of a file, or a Python function of x.
 
-    like: a CUDA variant of the gallery whose parameters, macros and launch the kernel has, and which computes the same.
-    threads, blocks: of the launch of a kernel; 0 are 256 threads and as many blocks as rows, or those of `like`.
-    defines: macros of a kernel, beside TYPE. order: of the threads in the emulator: IN_STEP hides races, so that other
-    mistakes are told from them.
+    like: a CUDA variant of the gallery. The kernel has its parameters, macros and launch, and computes the same.
+    threads, blocks: the launch of a kernel. 0: those of `like`, or else 256 threads and as many blocks as rows.
+    defines: macros of a kernel, in addition to TYPE. order: the order of threads in the emulator. IN_STEP hides races,
+    so that a failure shows another mistake.
     """
 
     file: Path
     function: str
-    call: Callable[[Tensor], Tensor] | None = None  # of Python
+    call: Callable[[Tensor], Tensor] | None = None  # the Python function
     emulated: bool = False
     like: str = ""
     threads: int = 0
@@ -53,18 +53,18 @@ class Candidate:
 
     @property
     def computes(self) -> str:
-        """One of variants.COMPUTES."""
+        """What the candidate computes, one of variants.COMPUTES."""
         return VARIANTS[self.like].computes if self.like else "rows"
 
     def inputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        """What the kernel reads: x, or the softmax of x and a gradient of that."""
+        """The tensors that the kernel reads: x, or the softmax of x and the upstream gradient."""
         if self.computes != "gradient":
             return (x,)
         grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.device, x.dtype)
         return torch.softmax(x.float(), 1).to(x.dtype), grad
 
     def definition(self, x: Tensor) -> Tensor:
-        """What is right, in float64."""
+        """The expected result, in float64."""
         if self.computes != "gradient":
             return reference.softmax(x.double(), 0 if self.computes == "columns" else 1)
         y, grad = (t.double() for t in self.inputs(x))
@@ -106,15 +106,15 @@ class Candidate:
         return replace(launch, source=source, name=self.function)
 
     def given(self) -> dict[str, int]:
-        """The numbers of the launch that are not those of `like`."""
+        """The numbers of the launch that override those of `like`."""
         return {name: value for name, value in (("threads", self.threads), ("blocks", self.blocks)) if value}
 
 
 def load(file: Path, function: str | None = None, like: str = "", **launch: Any) -> Candidate:
     """The candidate in a file: .cu, or .py with a function softmax or `function`.
 
-    Raises ValueError for a file of another kind, without such a function, or with several where none is named; and
-    where `like` is no CUDA variant of the gallery.
+    Raises ValueError for a file of another kind, without such a function, or with several kernels if none is named; and
+    if `like` is no CUDA variant of the gallery.
     """
     if like and like not in LAUNCHES:
         raise ValueError(f"no CUDA variant {like!r}; there are {', '.join(LAUNCHES)}")
@@ -161,8 +161,8 @@ def load(file: Path, function: str | None = None, like: str = "", **launch: Any)
 
 
 class Trial(NamedTuple):
-    """An input: `make` gives x and the memory for its result. `hint` says what is likely wrong where it fails; `order`
-    is that of the threads in the emulator, where it is only tried there."""
+    """An input. `make` returns x and the memory for its result. `hint` is the likely mistake if the trial fails. If
+    `order` is given, the trial runs only in the emulator, with that order of threads."""
 
     name: str
     make: Callable[[torch.device], tuple[Tensor, Tensor]]
@@ -171,7 +171,7 @@ class Trial(NamedTuple):
 
 
 def trials() -> Iterator[Trial]:
-    """What softmaxes go wrong on."""
+    """The inputs on which softmaxes often go wrong."""
 
     def trial(
         name: str,
@@ -233,15 +233,15 @@ def _far(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Failure(NamedTuple):
-    """What went wrong: an error, or the first wrong element; and the likely mistake."""
+    """A failed trial: an error, or the first wrong element; and the likely mistake."""
 
     what: str
     hint: str
-    is_last: bool = False  # whether the GPU is lost by it
+    is_last: bool = False  # whether the GPU cannot be used afterwards
 
 
 def try_one(candidate: Candidate, trial: Trial, device: torch.device) -> Failure | str | None:
-    """None where the candidate is right on an input, or why it was not tried."""
+    """None if the candidate is right on an input, its Failure, or the reason why it was not tried."""
     if trial.order is not None:
         if not candidate.emulated:
             return "only --emulate shows races"
@@ -262,7 +262,7 @@ def try_one(candidate: Candidate, trial: Trial, device: torch.device) -> Failure
     except Exception as error:
         return _refused(error, trial)._replace(is_last=device.type == "cuda" and _is_lost(device))
     want = candidate.definition(before)
-    # The elements of a gradient are differences, and are compared with the largest of their row.
+    # The elements of a gradient are differences, so their error is relative to the largest element of the row.
     scale = want.abs().amax(1, keepdim=True) if candidate.computes == "gradient" else want.abs()
     return _compare(out, want, scale, trial) or _beside(x, before, out)
 
@@ -277,7 +277,7 @@ def _is_lost(device: torch.device) -> bool:
 
 def _refused(error: Exception, trial: Trial) -> Failure:
     text = str(error).strip() or repr(error)
-    if "error:" in text:  # of a compiler
+    if "error:" in text:  # from a compiler
         lines = [line for line in text.splitlines() if "error" in line]
         hint = "it is compiled with -DTYPE=float, half_t or bfloat16_t, and may include the gallery's files"
         return Failure("does not compile: " + "; ".join(lines[:3]), hint)
@@ -316,11 +316,11 @@ def _compare(out: Tensor, want: Tensor, scale: Tensor, trial: Trial) -> Failure 
 
 
 def _beside(x: Tensor, before: Tensor, out: Tensor) -> Failure | None:
-    """Where something else than the result was written."""
+    """The Failure if other memory than the result was written, or None."""
     hint = "only y + row * y_stride + i for i < n is to be written"
     if not torch.equal(x.nan_to_num(), before.nan_to_num()):
         return Failure("x was written", hint)
-    if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():  # they lie in one memory
+    if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():  # x and out share a storage
         return None
     store = torch.empty(0, dtype=out.dtype, device=out.device).set_(out.untyped_storage())
     written = int((store != UNWRITTEN).sum()) - out.numel()

@@ -14,7 +14,7 @@ PLAIN = ("warp", "block", "online")
 
 
 class Change(NamedTuple):
-    """The text of a file of the gallery that makes `variant` right, and the mistaken one."""
+    """A change of a gallery file that breaks `variant`: the right text, and the text with the mistake."""
 
     variant: str
     file: str
@@ -23,7 +23,8 @@ class Change(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """A mistake, where it is in the published code, and the change that puts it into a rung to mend, or None."""
+    """A mistake: where the published code has it, and the change that puts it into a variant for an exercise, or
+    None."""
 
     name: str
     about: str
@@ -31,7 +32,7 @@ class Mistake(NamedTuple):
     exercise: Change | None = None
 
     def texts(self) -> tuple[str, str]:
-        """The source of the rung with the mistake, and as it is right. Raises ValueError where there is none."""
+        """(source with the mistake, right source) of the variant. Raises ValueError if the mistake has no change."""
         if self.exercise is None:
             raise ValueError(f"{self.name} is no mistake of a kernel, so that there is no rung to mend")
         right = Path(__file__).with_name(self.exercise.file).read_text(encoding="utf-8")

@@ -46,7 +46,7 @@ def _kernel(source: str, name: str, options: tuple[str, ...], device: int) -> in
 
 @functools.cache
 def processor(device: int) -> Processor:
-    """What launches depend on of a GPU."""
+    """The properties of a GPU that launches depend on."""
     about = torch.cuda.get_device_properties(device)
     return Processor(about.multi_processor_count, getattr(about, "shared_memory_per_block_optin", 48 * 1024))
 

@@ -1,4 +1,4 @@
-"""The variants of the gallery: what one is, and the list of them, from the plainest to the fastest of a language.
+"""The variants of the gallery: the class, and the list of them, from the plainest to the fastest of each language.
 
 A variant is a file with a function and a header, which says its idea, its traffic and its limit. The header is the
 first comment or docstring of the file, in paragraphs that begin with these words:
@@ -150,8 +150,8 @@ class Variant:
     def emulate(
         self, x: Tensor, grad: Tensor | None = None, *, out: Tensor | None = None, **launch_params: int | None
     ) -> Tensor:
-        """The same as a call, by a CUDA variant on tensors of the CPU, without a GPU: NVRTC compiles its kernel to PTX,
-        which is translated to C++ and run thread by thread. That takes seconds, and says nothing of the speed.
+        """Runs a CUDA variant on CPU tensors, without a GPU. NVRTC compiles its kernel to PTX, which is translated to
+        C++ and run thread by thread. That takes seconds and says nothing about the speed.
 
         >>> import torch
         >>> variant("cuda-warp").emulate(torch.zeros(1, 2))  # doctest: +SKIP

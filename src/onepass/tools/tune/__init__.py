@@ -3,6 +3,6 @@
 sizes       the functions, lengths and shapes that are measured
 candidates  the plans that may be the fastest for a length
 timing      checks and times them on a GPU
-table       makes table entries of the times
+table       makes table entries from the times
 run         a whole sweep; onepass/tables.py reads and writes its file
 """

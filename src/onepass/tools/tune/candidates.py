@@ -1,5 +1,4 @@
-"""The table entries that may be the fastest for rows or columns of a length, with the plans that the engine makes of
-them."""
+"""The table entries that may be the fastest for rows or columns of a length, and the engine's plans for them."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,10 @@ from onepass.tools.tune.sizes import KERNELS, SIDE, is_columns, is_odd, up
 
 WARP, STAGED, BLOCK, CLUSTER, GRID, TWOPASS, COLUMNS, COLUMNS_GRID = range(8)
 SMEM_VECS = (0, 4, 8, 12, 16)
-LEAST_THREADS = (0, 128, 160, 192, 256, 320)  # of a block that keeps vectors in shared memory: 0, as few as needed
+# The fewest threads of a block that keeps vectors in shared memory. 0: as few as needed.
+LEAST_THREADS = (0, 128, 160, 192, 256, 320)
 PREFETCH = 1  # `smem_vecs` of an entry of columns that loads the next tile into shared memory ahead
-# Of columns, by whether it is the gradient: vectors in registers and in shared memory, 16 or 32 together.
+# For columns, by whether it is the gradient: (vectors in registers, vectors in shared memory), 16 or 32 together.
 COLUMN_VECS = {
     False: ((8, 4), (8, 8), (10, 8), (12, 4), (12, 20), (16, 16), (18, 8), (20, 12), (24, 8)),
     True: ((4, 4), (8, 8), (12, 4)),
@@ -29,7 +29,7 @@ STREAMING = 1024  # threads per multiprocessor that stream the rows of a reducti
 
 
 class Choice(NamedTuple):
-    """A table entry without its limit; `tier` is its place in native.TIERS, or -1 for "as the table of rows"."""
+    """A table entry without its limit. `tier` is the index in native.TIERS, or -1 for "as the table of rows"."""
 
     tier: int
     threads: int  # warp, staged: per row; else per block: block, cluster: at least
@@ -45,8 +45,8 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What decides which plans a GPU takes. `shared`: bytes of shared memory that a block may have; `cooperative`:
-    whether it takes cooperative launches."""
+    """The properties that decide which plans a GPU supports. `shared`: bytes of shared memory that a block may have.
+    `cooperative`: whether it supports cooperative launches."""
 
     name: str
     compute: int  # 90 for compute capability 9.0
@@ -59,8 +59,8 @@ class Gpu:
 def plan_of(
     choice: Choice, sizes: tuple[int, int, int], size: int, gpu: Gpu, which: str = "forward", reduces: bool = False
 ) -> Plan | None:
-    """The plan by an entry alone of contiguous tensors of elements of `size` bytes over the middle dim, which is the
-    engine's; None where it does not hold them. `reduces`: of logsumexp, else of softmax.
+    """The engine's plan of an entry for contiguous tensors, with elements of `size` bytes, over the middle dim. None if
+    the entry does not hold rows or columns of that length. `reduces`: True for logsumexp, False for softmax.
 
     >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
     >>> tuple(plan_of(Choice(WARP, 32, 0, 1, 0), (4096, 1000, 1), 4, gpu))
@@ -73,7 +73,7 @@ def plan_of(
 
 
 def longest(n: int, unit: int, plan: Callable[[int], object]) -> int:
-    """The longest length from `n` on, a multiple of `unit`, up to which `plan` is what it is for the first of these.
+    """The longest multiple of `unit`, from `n` on, up to which `plan` returns the same as for the first multiple.
 
     >>> longest(5, 4, lambda n: n < 30)
     28
@@ -91,9 +91,9 @@ def longest(n: int, unit: int, plan: Callable[[int], object]) -> int:
 
 
 def holds(function: str, size: int, gpu: Gpu, choice: Choice, n: int) -> int:
-    """The longest row, wherever it begins, that the entry serves by as many threads per block as one of n. With more of
-    them a multiprocessor may hold a block fewer, which a measurement at n does not tell: 6400 float32 in 416 threads of
-    16 elements run at 0.77 of a copy, 6144 in 384 at 0.97. Of columns, the longest that it holds in a cluster.
+    """The longest row, of any alignment, that the entry serves with as many threads per block as a row of n elements.
+    With more threads a multiprocessor may hold one block less, which a measurement at n does not show: 6400 float32 in
+    416 threads of 16 elements run at 0.77 of a copy, 6144 in 384 at 0.97. For columns, the longest that fits a cluster.
 
     >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
     >>> holds("softmax", 4, gpu, Choice(BLOCK, 0, 16, 1, 0), 6000)
@@ -115,13 +115,13 @@ def holds(function: str, size: int, gpu: Gpu, choice: Choice, n: int) -> int:
 
 
 def plan_rows(choice: Choice, n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> Plan | None:
-    """`plan_of` for rows of n elements; None too where a thread keeps more elements than was ever the fastest."""
+    """`plan_of` for rows of n elements. Also None if a thread keeps more elements than was ever the fastest."""
     plan = plan_of(choice, (rows, n, 1), size, gpu, reduces=reduces)
     if plan is None or plan.tier not in (WARP, STAGED):
         return plan
     most = 48 if plan.tier == STAGED else min(64, 160 // size)
     one_more = plan.vec_size if plan.tier == WARP and n % plan.vec_size else 0  # for a row that begins within a vector
-    threads = min(plan.threads_per_row, choice.threads)  # the planner may take others than the entry has
+    threads = min(plan.threads_per_row, choice.threads)  # the planner may choose another number than the entry has
     fits = plan.items_per_thread <= most + one_more and n <= threads * most
     return plan if fits else None
 
@@ -172,8 +172,8 @@ def _column_choices(n: int, backward: bool) -> Iterator[Choice]:
 
 
 def candidates(function: str, n: int, shape: tuple[int, int], size: int, gpu: Gpu) -> list[Candidate]:
-    """All that may be the fastest for contiguous rows or columns of n elements of `size` bytes (4, or 2); `shape` as in
-    `sizes.shapes`. Several may come to one plan: a thread keeps no more vectors than a row needs.
+    """All candidates that may be the fastest for contiguous rows or columns of n elements of `size` bytes (4, or 2).
+    `shape` is as in `sizes.shapes`. Several may have the same plan, as a thread keeps no more vectors than a row needs.
 
     >>> gpu = Gpu("an H200", 90, 132, 227 * 1024)
     >>> [c.choice.threads for c in candidates("softmax", 8, (2**20, 1), 4, gpu)]
@@ -191,7 +191,8 @@ def candidates(function: str, n: int, shape: tuple[int, int], size: int, gpu: Gp
 
 
 def _row_candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> list[Candidate]:
-    """Where the function `reduces`, its result has no rows, and the tier twopass reads each element once."""
+    """The candidates for rows. If the function `reduces`, no rows are written, and the tier twopass reads each element
+    once."""
     found: dict[Choice, Candidate] = {}
     few: list[Candidate] = []
     least = 32 if n < 2048 else 64
@@ -214,7 +215,7 @@ def _row_candidates(n: int, size: int, rows: int, gpu: Gpu, reduces: bool) -> li
 
 
 def kernels(todo: Sequence[tuple[str, str, Plan]]) -> list[Kernel]:
-    """The kernels that (function, dtype, plan) ask for, each once: most take any number of threads and of blocks.
+    """The kernels for these (function, dtype, plan), each once: most kernels take any number of threads and blocks.
 
     >>> plan = Plan(BLOCK, 128, 1, 32, 4, 1, 0)
     >>> plans = [plan, plan._replace(threads_per_row=256), plan._replace(items_per_thread=16)]

@@ -1,4 +1,4 @@
-"""A whole sweep: measures each length in turn, makes tables of the times, and writes the file."""
+"""A whole sweep: measures each length in turn, makes tables from the times, and writes the file."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ def sweep(
 
     Args:
         base: the built-in tables, which stay for lengths that are not measured.
-        use: takes (origin, tables) before they are written, and raises if they are unsound.
+        use: takes (origin, tables) before they are written, and raises an error if they are invalid.
 
     Raises:
         RuntimeError: the result of a candidate is wrong, or the GPU fails.
@@ -135,8 +135,8 @@ def tune(
     """Measure which plan serves each row length fastest on a GPU, write the file of tables, and use it from now on.
 
     Args:
-        index: of the CUDA device.
-        path: of the file; None for `tables.default_path` of the GPU.
+        index: the number of the CUDA device.
+        path: the file to write; None for `tables.default_path` of the GPU.
         on_compiled, on_measured: receive the progress.
 
     Raises:
@@ -144,7 +144,7 @@ def tune(
     """
     properties = torch.cuda.get_device_properties(index)
     shared = getattr(properties, "shared_memory_per_block_optin", 48 * 1024)
-    gpu = Gpu(*gpu_model(index), shared)  # all of compute 8.0 and later take cooperative launches
+    gpu = Gpu(*gpu_model(index), shared)  # all GPUs of compute capability 8.0 and later support cooperative launches
     path = Path(os.path.abspath(path or store.default_path(gpu.name)))
     base = native.tables()["tables"]
     with contextlib.suppress(ValueError):  # a sweep replaces a file that is wrong or missing

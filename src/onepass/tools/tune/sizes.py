@@ -1,6 +1,6 @@
 """The functions, lengths and shapes that are measured. A limit of a table of rows is found to within 15%."""
 
-# What is measured: the function that `native` knows its kernels by, and the pass. Softmax stands for all that write
+# The measured kernels, each with its function in `native` and its pass. Softmax stands for all functions that write
 # rows, logsumexp for those that only read them, columns for softmax over other dims, and columns_backward for its
 # gradient, which keeps two operands.
 KERNELS = {
@@ -28,12 +28,12 @@ COLUMN_LENGTHS = (
 )
 # fmt: on
 LENGTHS = tuple(sorted({*ALIGNED, *UNALIGNED}))
-LONGEST = 131072  # columns that are longer have the chip in any case
-SIDE = 4096  # columns that lie side by side in what is measured
+LONGEST = 131072  # longer columns use the whole GPU in any case
+SIDE = 4096  # adjacent columns in the measured tensors
 FEW = 4096  # rows that are measured for the tables of few rows
 FEW_ROWS = 8192  # the most rows that those tables serve (plan.h)
 FEW_LENGTHS = 256, 16384
-STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 160  # the longest rows that are only read for which the tier staged pays
+STAGED_REDUCED, STAGED_REDUCED_2_BYTES = 40, 160  # the longest rows of reductions for which the tier staged pays
 
 
 def is_columns(function: str) -> bool:
@@ -59,7 +59,7 @@ def is_odd(n: int, size: int) -> bool:
 
 
 def staged_pays_reduced(n: int, size: int) -> bool:
-    """Whether the tier staged serves rows of n elements that are only read and are no whole number of 16-byte vectors.
+    """Whether the tier staged serves reductions of rows of n elements that are no whole number of 16-byte vectors.
 
     >>> [n for n in (33, 77, 100, 300) if staged_pays_reduced(n, 2)], staged_pays_reduced(77, 4)
     ([33, 77], False)
@@ -68,11 +68,11 @@ def staged_pays_reduced(n: int, size: int) -> bool:
 
 
 def shapes(function: str, n: int, size: int, mib: int) -> list[tuple[int, int]]:
-    """The shapes that a function is measured with for rows or columns of n elements of `size` bytes: (tensors, columns
-    side by side), or (rows, 1).
+    """The shapes with which a function is measured for rows or columns of n elements of `size` bytes: (tensors,
+    adjacent columns), or (rows, 1).
 
-    One has as many elements as `mib` MiB hold. If its rows are many, and rows of whole vectors are written, the other
-    has FEW rows: there the last blocks of a launch count, and other plans may be faster.
+    The first has as many elements as `mib` MiB hold. If it has many rows, and rows of whole vectors are written, the
+    second has FEW rows: there the last wave of blocks matters, and other plans may be faster.
 
     >>> shapes("softmax", 5120, 2, 1024), shapes("softmax", 65536, 4, 1024), shapes("logsumexp", 1024, 4, 256)
     ([(104857, 1), (4096, 1)], [(4096, 1)], [(65536, 1)])

@@ -14,8 +14,8 @@ from onepass.tools.tune.candidates import STAGED, Choice, Gpu, holds
 from onepass.tools.tune.sizes import FEW, FEW_LENGTHS, FUNCTIONS, is_columns, is_odd, staged_pays_reduced
 from onepass.tools.tune.timing import Measurement
 
-AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: the other tables have it
-NEAR = 1.01  # of the best time: as good
+AS_ROWS = Choice(-1, 0, 0, 1, 0)  # in the tables of odd lengths and of few rows: use the entry of the other tables
+NEAR = 1.01  # times up to this multiple of the best count as equally good
 
 
 def _middle(a: int, b: int) -> int:
@@ -26,9 +26,9 @@ def entries(points: Sequence[Measurement], holds: Callable[[Choice, int], int]) 
     """The fewest entries that serve each measured length within 1% of its best, by rising length.
 
     Args:
-        points: by rising length, which the last entry's limit is.
+        points: by rising length. The last entry's limit is the last length.
         holds: the longest row of a choice that was measured at a length. A limit between two measured lengths is their
-            geometric middle, or that.
+            geometric mean, but at most this length.
 
     >>> warp, block = Choice(0, 32, 0, 1, 0), Choice(2, 0, 32, 1, 0)
     >>> times = {n: {warp: n / 1000, block: 2.0} for n in (1000, 1100, 4000)}
@@ -56,13 +56,13 @@ def _near(point: Measurement) -> set[Choice]:
 
 
 def _only(point: Measurement, flat: bool) -> Measurement | None:
-    """The point with its flat choices alone, or without them; None where nothing is left."""
+    """The point with only its flat choices, or without them. None if no choice is left."""
     times = {choice: us for choice, us in point.times.items() if (choice.tier == STAGED) == flat}
     return replace(point, times=times) if times else None
 
 
 def staged_pays(points: Sequence[Measurement]) -> int:
-    """For how many of the odd lengths, by rising length, the tier staged is taken: the cut that costs the least time.
+    """How many of the odd lengths, by rising length, take the tier staged: the number that costs the least time.
 
     >>> flat, warp = Choice(1, 4, 0, 1, 0), Choice(0, 4, 0, 1, 0)
     >>> times = {3: (1, 3), 5: (2.01, 2), 9: (1, 2), 33: (3, 2)}  # flat, warp
@@ -81,9 +81,9 @@ def staged_pays(points: Sequence[Measurement]) -> int:
 
 
 def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
-    """The entries found, which serve rows of `first` elements and more, in place of those of `base` for these lengths.
+    """`base` with its entries for `found`'s lengths, which begin at `first` elements, replaced by `found`.
 
-    Without `gap` they serve shorter rows too that `base` leaves to other tables.
+    Without `gap`, `found` also serves shorter rows that `base` leaves to other tables.
 
     >>> spliced([[8, 0, 1, 0, 1, 0], [64, 0, 4, 0, 1, 0]], [[32, 0, 8, 0, 1, 0]], 17)
     [[8, 0, 1, 0, 1, 0], [16, 0, 4, 0, 1, 0], [32, 0, 8, 0, 1, 0], [64, 0, 4, 0, 1, 0]]
@@ -102,11 +102,11 @@ def spliced(base: Table, found: Table, first: int, gap: bool = True) -> Table:
 
 
 def build(measured: Sequence[Measurement], base: Tables, gpu: Gpu) -> Tables:
-    """All tables: entries for the lengths measured, and those of `base` below the shortest and above the longest.
+    """All tables: entries for the measured lengths, and those of `base` below the shortest and above the longest.
 
-    Odd lengths are those of rows that are no whole number of 16-byte vectors. Where the tier staged pays for softmax
-    they are in a table of their own, which serves reductions too; beyond, they are in the other tables with all others.
-    What was measured of few rows has its own tables, and so have columns.
+    Odd lengths are those of rows that are no whole number of 16-byte vectors. Odd lengths for which the tier staged
+    pays for softmax have a table of their own, which serves reductions too. Longer odd lengths are in the other tables.
+    Measurements of few rows have their own tables, and so have columns.
     """
     tables = {name: [list(entry) for entry in base[name]] for name in NAMES}
     for size in (4, 2):
@@ -130,7 +130,7 @@ def _build_for_size(tables: Tables, points: dict[str, list[Measurement]], size: 
     few = [p for p in points["softmax"] if is_few(p)]
     put("few_rows", few, find(few))
     more = {p.n for p in points["softmax"] if not is_few(p)}
-    rows = [p for p in points["softmax"] if not is_few(p) or p.n not in more]  # the only one of a length is both's
+    rows = [p for p in points["softmax"] if not is_few(p) or p.n not in more]  # a single point of a length is in both
     odd = [p for p in rows if is_odd(p.n, size)]
     cut = staged_pays(odd)
     staged = find([p for point in odd[:cut] if (p := _only(point, True))])

@@ -20,7 +20,7 @@ BOUNDS = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # the largest err
 TRIAL_CALLS = 2  # calls of the first look at a plan
 CLOSE, MAX_PLANS = 1.1, 24  # after the first look, at most 24 plans within 10% of the fastest are timed in full
 SMALL = 2**27  # bytes: smaller inputs are timed more often
-SPIKE = 20.0  # in rows that are compared: if this element is left out, the logsumexp shows it
+SPIKE = 20.0  # an element of the compared rows: if a kernel skips it, the logsumexp is visibly wrong
 
 
 class WrongResultError(RuntimeError):
@@ -29,8 +29,9 @@ class WrongResultError(RuntimeError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """The times of a function for one length, in microseconds: of a copy of the input (for a gradient: of adding two
-    tensors), of the plan in use, and of each choice that is close to the fastest; and why other plans were refused."""
+    """The times of a function for one length, in microseconds: the time of a copy of the input (for a gradient, of an
+    addition of two tensors), of the plan in use, and of each choice that is close to the fastest. Also the reasons why
+    other plans were refused."""
 
     function: str
     dtype: str
@@ -53,8 +54,8 @@ class Measurement:
 
 
 def check_result(result: Tensor, expected: Tensor, what: str, least: float = 0.0) -> None:
-    """Raises WrongResultError if an element is off from the float64 definition by more than the bound of its dtype, or
-    was not written. Elements nearer to 0 than `least` may be off by as much as this one.
+    """Raises WrongResultError if an element differs from the float64 definition by more than the bound of its dtype, or
+    was not written. Elements nearer to 0 than `least` may differ as much as an element of the size `least`.
 
     >>> check_result(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5], dtype=torch.float64), "a plan")
     """
@@ -91,15 +92,15 @@ def measure(
     synchronize: Callable[[], None],
     repeats: int = 15,
 ) -> Measurement:
-    """Check each plan once and look how fast it is; then time those in full that are close to the fastest.
+    """Check each plan and time it roughly. Then time the plans in full that are close to the fastest.
 
     Args:
         function: "softmax" or "logsumexp" of the rows of `x` (rows, n), which overwrites elements of it for the latter;
             "columns" or "columns_backward" over the middle dim of `x` (tensors, n, columns side by side).
         x, grad: the operands; of columns_backward `x` is the result of the forward and `grad` the gradient of it.
-        launch: writes into its last argument by a plan, or by the one in use; RuntimeError if the plan is refused.
-        time: the median microseconds of so many calls.
-        synchronize: waits for the GPU, and raises if the error of a launch was not a refusal but a failing GPU.
+        launch: writes into its last argument with a plan, or with the one in use. RuntimeError if the plan is refused.
+        time: (call, number of calls) -> the median in microseconds.
+        synchronize: waits for the GPU, and raises an error if a launch failed because of the GPU, not by a refusal.
 
     Raises:
         WrongResultError: the result of a plan is wrong. RuntimeError: no plan could be launched, or the GPU fails.
@@ -180,8 +181,8 @@ class CudaTimer:
         x, grad = torch.randn(sizes, dtype=type_, device=self.device), None
         if which == "backward":
             grad = torch.randn_like(x)
-            x.abs_().div_(n)  # of the size of softmax results
-        times = 5 if x.nbytes < SMALL else 1  # the times of calls of some microseconds vary by a tenth
+            x.abs_().div_(n)  # about as large as softmax results
+        times = 5 if x.nbytes < SMALL else 1  # the times of short calls (a few microseconds) vary by a tenth
 
         def time(call: Callable[[], object], repeats: int) -> float:
             call()
