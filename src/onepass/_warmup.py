@@ -42,7 +42,7 @@ def warmup(
             The kernels of losses depend on the input's dtype only.
         functions: names of functions. The default is softmax, log_softmax, softmin, logsumexp and state. Kernels of
             losses ("cross_entropy", "log_prob", "entropy", "kl_div") and of segments ("segment_softmax" and so on) are
-            compiled only if these are named. Those of segments serve any number of dims beside the items.
+            compiled only if these are named. Kernels of segments serve any number of dims beside the items.
         lengths: lengths of the rows, in elements; None for any length. With `all_dims` also the lengths of columns: the
             product of the sizes of the dims that a call is over. For segments it is their mean length.
         backward: whether to include the kernels of gradients, for an upstream gradient that is contiguous (a view or

@@ -154,7 +154,7 @@ def _count(result: Tensor, counted: str) -> Tensor:
 
 
 def _backward(parse: Callable[..., autograd.Parsed], counted: str, operator: Any, args: Any, kwargs: Any) -> Any:
-    """The handler of a backward. That of logsumexp needs no exchange."""
+    """The handler of a backward. The backward of logsumexp needs no exchange."""
     grad: Any
     saved: Any
     (grad, saved, lse), call, to = parse(*args, **kwargs)

@@ -211,8 +211,8 @@ _OPERATORS = {
 _reports: tuple[Report, ...] = ()  # of the active patches
 _on = False
 _followers: list[Callable[[bool], object]] = []  # functions that are called with the new _on
-# Held while _on changes. Nothing may be imported while it is held: another thread may wait for this lock during the
-# import of a module that calls `follow_switch`.
+# The lock for changes of _on. A thread may import nothing while it has this lock: another thread may wait for the lock
+# during the import of a module that calls `follow_switch`.
 _switching = threading.Lock()
 _cross_entropies = 0  # calls that onepass computed since the start of the process
 # The kernels that onepass's replaced, by operator and dispatch key.

@@ -141,7 +141,7 @@ def _empty_gradient(y: Tensor, x: Tensor | None, spec: SegmentSpec) -> Tensor:
 
 
 def _recorded(apply: Any, x: Tensor, offsets: Tensor, order: Any, bias: Any, spec: SegmentSpec, eager: bool) -> Tensor:
-    """A call with a gradient. That of logsumexp is computed from the result, so the unrounded result is saved."""
+    """A call with a gradient. For logsumexp it is computed from the result, so the unrounded result is saved."""
     to = spec.result_dtype(x)
     if spec.function == "logsumexp" and to in HALF_DTYPES:
         rounded: Tensor = apply(x, offsets, order, bias, spec._replace(dtype=torch.float32), eager).to(to)

@@ -116,7 +116,7 @@ def select_cases(options: Options, device: torch.device) -> tuple[list[tuple[Cas
 
 
 def _make_cases(suite: str, options: Options, device: torch.device) -> Sequence[Case]:
-    """The cases of a suite. Those of `random`, `slide`, `scores` and `segments` are made from the options."""
+    """The cases of a suite. `random`, `slide`, `scores` and `segments` are made from the options."""
     least, most = (int(mb * random_cases.MB) for mb in options.sizes(device))
     if most < 2 * least:
         raise ValueError(f"--mb takes two sizes of which the second is at least twice the first, got {options.mb}")
