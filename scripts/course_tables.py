@@ -1,5 +1,5 @@
-"""The tables of the course (docs/course), for scripts/make_figures.py: from the gallery's headers, from results files,
-and from arithmetic that is done here."""
+"""Makes the tables of the course (docs/course) for scripts/make_figures.py: from the gallery's headers, from results
+files, and from arithmetic done here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from onepass.tools.gallery.variants import VARIANTS, Count, Traffic
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = ROOT / "docs" / "course"
 NOT_MEASURED = "not measured"
-Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]  # makes Markdown of a head and a body
+Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]  # (head, body) -> Markdown
 
 
 def sections() -> dict[str, str]:
-    """The page and the anchor of each rung's section: the heading that is the rung's name alone."""
+    """The page and the anchor of each rung's section, whose heading is just the rung's name."""
     found = {}
     for page in sorted(COURSE.glob("*.md")):
         for name in re.findall(r"^## ([\w-]+)$", page.read_text(), re.M):
@@ -35,7 +35,7 @@ def sections() -> dict[str, str]:
 
 
 class Measured:
-    """Fractions of the limit's speed, of a copy or for a gradient of an addition, in a results file."""
+    """Fractions of the limit's speed in a results file. The limit is a copy, or for a gradient an addition."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         usable = [r for r in rows if r.ok and r.copy_fraction and not r.disturbed]
@@ -47,18 +47,18 @@ class Measured:
         return f"{of:.2f}" if of else "-"
 
     def cells(self, name: str, cases: Sequence[tuple[str, str]]) -> list[str]:
-        """A cell for each case and dtype; the first one says so where nothing of them was measured."""
+        """A cell for each case and dtype. If none was measured, the first cell says so."""
         found = [self.cell(name, *case) for case in cases]
         return found if set(found) != {"-"} else [NOT_MEASURED, *[""] * (len(cases) - 1)]
 
     def mean(self, name: str, cases: Sequence[tuple[str, str]]) -> float | None:
-        """The mean over those cases that were measured."""
+        """The geometric mean over the cases that were measured."""
         found = [of for case in cases if (of := self.fractions.get((name, *case)))]
         return geomean(found) if found else None
 
 
 class Results:
-    """What was measured of the gallery: in the suite powers-of-two, and in the suite course, which has the sizes that
+    """The measurements of the gallery: of the suite powers-of-two, and of the suite course, which has the sizes that
     the CUDA rungs are made for."""
 
     def __init__(self, powers: Sequence[Row], course: Sequence[Row]) -> None:
@@ -66,7 +66,7 @@ class Results:
         self.lengths = list(dict.fromkeys(r.case for r in powers))
 
     def of(self, name: str) -> tuple[Measured, list[tuple[str, str]]]:
-        """Where a rung is measured, and at which cases and dtypes: at rows of float32, or at those of its kind."""
+        """(measurements that have a rung, its cases and dtypes): rows of float32, or the cases of the rung's kind."""
         if VARIANTS[name].computes == "rows":
             return self.powers, [(case, "float32") for case in self.lengths]
         return self.course, [(case.name, "float32") for case in course_cases(VARIANTS[name].computes)]
@@ -76,7 +76,7 @@ class Results:
         return measured.mean(name, cases)
 
     def best(self, name: str) -> float | None:
-        """The most of all cases in float32."""
+        """The largest fraction of all cases in float32."""
         every = {**self.powers.fractions, **self.course.fractions}
         return max((of for (whose, _, dtype), of in every.items() if (whose, dtype) == (name, "float32")), default=None)
 
@@ -113,7 +113,7 @@ def _rungs(results: Results, table: Table) -> str:
 
 
 def _sizes(results: Results, table: Table) -> str:
-    """Each case of the suite course and dtype: what was measured of every rung in CUDA, and of onepass."""
+    """For each case and dtype of the suite course: the fractions of every rung in CUDA, and of onepass."""
     names = [name for name in VARIANTS if name.startswith("cuda")]
     names = [name for name in (*names, "onepass") if name in results.course.providers]
     if not names:
@@ -127,7 +127,7 @@ def _sizes(results: Results, table: Table) -> str:
 
 
 def _rung(name: str, results: Results, table: Table) -> str:
-    """What the traffic allows and what was measured, of the limit's speed, over the length of a row."""
+    """Fractions of the limit's speed over the length of a row: what the traffic allows, and what was measured."""
     header, (measured, cases) = VARIANTS[name].header, results.of(name)
     minimum = Traffic(Count(2), Count(1)) if VARIANTS[name].computes == "gradient" else MINIMUM
     shapes = [tuple(map(int, re.findall(r"\d+", case)[:2])) for case, _ in cases]
@@ -151,7 +151,7 @@ def _rung(name: str, results: Results, table: Table) -> str:
 
 
 def _occupancy(table: Table) -> str:
-    """What fits a multiprocessor of an H200, over the registers of a thread, and the bytes of a load of each thread."""
+    """What fits a multiprocessor of an H200, over the registers of a thread; and the bytes of one load per thread."""
     gpu, body = Gpu(132, 65536, 232448, 2048, 32, "90"), []
     for registers in (32, 64, 128, 255):
         threads = occupancy(gpu, registers, shared_memory=0, num_warps=8) * 8 * 32
@@ -187,7 +187,7 @@ def _overflow(table: Table) -> str:
 
 
 def _online(table: Table) -> str:
-    """The pair after each element of a row, as a loop keeps it."""
+    """The pair (m, l) of an online loop after each element of a row."""
     m, l, body = float("-inf"), 0.0, []
     for x in (2.0, 0.0, 3.0, 1.0, 5.0, 4.0):
         larger = max(m, x)

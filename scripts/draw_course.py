@@ -23,11 +23,11 @@ BLUE, MID, LIGHT, ORANGE, GREEN, GREY = "#0072B2", "#8FC3E3", "#D6E9F5", "#D55E0
 WIDTH = 6.4  # inches: a page shows 600 pixels or more, a phone 360
 BACK = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
 LANES_DARK = ("#56A0D3", "#0072B2", "#D55E00", "#009E73")
-LANES = ("#D6E9F5", "#8FC3E3", "#F5C9A8", "#B7DFD1")  # colours that owners of elements have, in turn
+LANES = ("#D6E9F5", "#8FC3E3", "#F5C9A8", "#B7DFD1")  # colours for the owners of elements, in turn
 
 
 def canvas(width: float, height: float) -> tuple[Any, Axes]:
-    """A figure whose axes have those units, with equal scales."""
+    """A figure whose axes have this width and height in units, with equal scales."""
     figure = plt.figure(figsize=(WIDTH, WIDTH * height / width))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
@@ -57,7 +57,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def machine() -> Any:
-    """The levels of memory, and who shares each."""
+    """The levels of memory, and which threads share each level."""
     figure, axes = canvas(64, 44)
     for i, left in enumerate((1, 17, 33)):
         box(axes, left, 19, 15, 24, colour=GREY)
@@ -136,7 +136,7 @@ STEPS = (("maximum", 1, 0), ("subtract", 1, 1), ("exp", 1, 1), ("sum", 1, 0), ("
 
 
 def trips() -> Any:
-    """The trips of a matrix to memory and back, of five kernels and of one."""
+    """The trips of a matrix to memory and back, for five kernels and for one."""
     traffic = VARIANTS["naive"].header.traffic
     assert (traffic.reads.mn, traffic.writes.mn) == (sum(s[1] for s in STEPS), sum(s[2] for s in STEPS))
     figure, axes = canvas(64, 32)
@@ -215,7 +215,7 @@ def pairs() -> Any:
 
 
 def shuffles() -> Any:
-    """The butterfly of eight lanes with a sum, from what `onepass gallery shuffle --op sum --lanes 8` prints."""
+    """The butterfly sum of eight lanes, as `onepass gallery shuffle --op sum --lanes 8` prints it."""
     lanes = 8
     steps = [(0, list(range(lanes))), *butterfly(list(range(lanes)), "sum")]
     figure, axes = canvas(64, 34)
@@ -288,7 +288,7 @@ def vectors() -> Any:
 
 
 def flight() -> Any:
-    """Loads one at a time, and all before the first use."""
+    """Loads one at a time, beside loads that are all issued before the first use."""
     figure, axes = canvas(64, 26)
     for top, title, starts in (
         (25, "load, use, load, use: one load on its way", (0, 15, 30, 45)),
@@ -402,7 +402,7 @@ def columns() -> Any:
 
 
 def ladder() -> Any:
-    """What each rung reaches of the limit's speed: the mean over the rows of a results file, and its best of all."""
+    """The fraction of the limit's speed of each rung: the mean over the rows of a results file, and the best."""
     from course_tables import NOT_MEASURED
     from make_figures import gallery_results
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "src"))
 from onepass.reference import score  # noqa: E402
 
 KEYS = 10
-DOCUMENT = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])  # of each position
-# The title, the number of queries, and the options that make it.
+DOCUMENT = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])  # the document of each position
+# The title of a panel, its number of queries, and the options of the call.
 PANELS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("causal=True", 10, {"causal": True}),
     ("causal=True: 4 queries, the last keys", 4, {"causal": True}),

@@ -1,4 +1,4 @@
-"""Draw what ranks exchange for a softmax of rows that are split over them: docs/plots/ranks.png (`make figures`)."""
+"""Draw what ranks exchange for a softmax of rows that are split over ranks: docs/plots/ranks.png (`make figures`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-RANKS, ROWS, WIDTH, STEP = 3, 4, 6, 10  # the width of a shard, and from rank to rank
+RANKS, ROWS, WIDTH, STEP = 3, 4, 6, 10  # WIDTH: of a shard; STEP: from one rank to the next
 SHARDS = ("#D6E9F5", "#8FC3E3", "#0072B2")
 STATES = "#D55E00"
 

@@ -43,7 +43,7 @@ from lib.support import DTYPES, FUNCTIONS
 
 
 class Gradient(Call):
-    """A gradient by the engine's own operators. `saved` is the function's result, of logsumexp its input."""
+    """A gradient by the engine's own operators. `saved` is the function's result, or for logsumexp its input."""
 
     def __init__(self, seed: int, number: int):
         rng = self.rng = random.Random(f"{seed}/{number}")
@@ -72,7 +72,7 @@ class Gradient(Call):
         alike = {"saved": (self.saved, self.saved_type), "grad": (self.grad, self.grad_type)}
         if self.mode != "out" and (self.dx, self.dx_type) != alike[self.mode]:
             self.mode = "out"
-        if is_lse and not self.keepdim and self.mode == "grad":  # the gradient has fewer dims: refused
+        if is_lse and not self.keepdim and self.mode == "grad":  # not allowed: the gradient has fewer dims
             self.mode = "out"
         self.values = rng.randrange(2**31)
 
@@ -94,7 +94,8 @@ class Gradient(Call):
         return values
 
     def operands(self) -> dict[str, Tensor]:
-        """The result's gradient, what was saved, and a logsumexp that hardly any element of its row is above."""
+        """The upstream gradient, the saved tensor, and for logsumexp a result that no element of its row exceeds
+        much."""
         rng, inf, nan, count = self.rng, math.inf, math.nan, self.saved.reach()
         torch.manual_seed(self.values)
         mean, deviation = rng.choice([0, 0, 1]), rng.choice([0, 0.01, 1, 100])
@@ -129,7 +130,7 @@ class Gradient(Call):
         return given["saved"].numel()
 
     def into(self, grad: Tensor, saved: Tensor, lse: Tensor | None = None) -> Tensor:
-        """The gradient, made where the mode says."""
+        """The gradient, written to the place that the mode says."""
         into = {"grad": grad, "saved": saved}.get(self.mode)
         dx = self.lay(torch.full((self.dx.reach(),), POISON, dtype=self.dx_type), self.dx) if into is None else into
         if lse is None:
@@ -149,14 +150,14 @@ class Gradient(Call):
         return t
 
     def judge_gradient(self, dx: Tensor, grad: Tensor, saved: Tensor, lse: Tensor | None = None) -> None:
-        """One rounding of the result, and a few of its terms in the type that they are computed in."""
+        """Allows one rounding of the result, and a few roundings of its terms in the accumulator's dtype."""
         want, terms = gradient(self.function, grad, saved, self.dims, lse)
         y, g, kind = saved.double(), grad.double(), torch.finfo(dx.dtype)
         vanishes = torch.zeros_like(want, dtype=torch.bool)
         if lse is not None:
             d = y - lse.double()
             terms = terms * (1 + d.nan_to_num(0, 0, 0).abs())
-            # An infinite gradient times an exponential that is 0 in float32 is NaN, as torch has it.
+            # An infinite gradient times an exponential that is 0 in float32 is NaN, as in torch.
             vanishes = g.isinf() & (d < -100) if saved.dtype != torch.float64 else vanishes
         elif self.function == "log_softmax":
             terms = g.abs() + (terms - g.abs()) * (1 + y.nan_to_num(0, 0, 0).abs())
@@ -169,7 +170,7 @@ KINDS = (Call, Scored, Gradient, Segmented, Loss)
 
 
 def judge(seed: int, number: int) -> tuple[int, str | None]:
-    """The elements of a call, and what is wrong with it, if anything is."""
+    """(number of elements of a call, what is wrong with it or None)."""
     call = KINDS[number % len(KINDS)](seed, number)
     if Call.guard:
         print(f"call {number} of seed {seed}: {call}", flush=True)

@@ -9,9 +9,10 @@ A page has a link to the file, a comment that names the lines, and a numbered li
 On GitHub that is a link and a list. The site shows the lines below the link, with the number of an item at the line
 that has the item's first code.
 
-`"START"` is a block: from the first line that has this text to the line that closes it, a brace in C++, a dedent in
-Python. `"START" to "END"` goes to the next line that has the text END. Several parts are separated by commas; without a
-part it is the whole file but its header. ValueError if a text is not there, so that no page shows what is gone.
+`"START"` is a block: from the first line that has this text to the end of the block, a brace in C++, a dedent in
+Python. `"START" to "END"` goes to the next line that has the text END. Several parts are separated by commas. Without a
+part it is the whole file except its header. ValueError if a text is not in the file, so that no page shows code that
+no longer exists.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NUMBERS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫"
 
 
 def with_code(markdown: str, folder: Path) -> str:
-    """The text of a page in `folder` with its code."""
+    """The text of a page in `folder`, with the code that it includes."""
     lines = markdown.split("\n")
     shown: list[str] = []
     for at, line in enumerate(lines):
@@ -75,7 +76,7 @@ def _find(lines: list[str], begin: int, text: str) -> int:
 
 
 def _is_inside(line: str, indent: int) -> bool:
-    """Whether a line is in a block whose first line is indented so. Labels and directives stand further left."""
+    """Whether a line is in a block whose first line has this indent. Labels and directives may have less."""
     left = line.startswith("#pragma") or line.strip() in ("private:", "public:")
     return left or not line.strip() or len(line) - len(line.lstrip()) > indent
 
@@ -87,7 +88,7 @@ def _without_header(source: str) -> str:
 
 
 def _items(lines: Iterable[str]) -> list[str | None]:
-    """The first code of each item of the numbered list that follows; None for an item without."""
+    """The first code of each item of the numbered list that follows; None for an item without code."""
     found: list[str | None] = []
     for line in lines:
         if item := _ITEM.match(line):
@@ -98,7 +99,7 @@ def _items(lines: Iterable[str]) -> list[str | None]:
 
 
 def _numbered(code: list[str], items: list[str | None], comment: str, name: str) -> list[str]:
-    """The code with the number of each item at the first line that has its text."""
+    """The code, with the number of each item at the first line that has the item's code."""
     at: dict[int, str] = {}
     for number, text in enumerate(items):
         if text is not None:

@@ -40,7 +40,7 @@ PAGES = (
     *sorted(f"docs/course/{path.name}" for path in (ROOT / "docs" / "course").glob("*.md")),
 )
 
-# The file of each suite that the docs speak of.
+# The file of each suite that the docs show.
 FILES = {
     "lengths": "lengths-h200-2026-11-28.json",
     "rows": "rows-h200-2026-11-22.json",
@@ -70,14 +70,14 @@ FILES = {
 SEGMENTS: dict[str, list[str]] = {}
 for _path in sorted(RESULTS.glob("segments-*.json")):
     SEGMENTS.setdefault("-".join(_path.name.split("-")[:2]), []).append(_path.name)
-SHARDED = (2, 4)  # GPUs
-PHASES = "sharded-phases-h200-2026-11-27.json"  # of one GPU without peers
-GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # of examples/gpt.py
-NOISE = 0.03  # times within it are alike
-# The days on which the kernels of rows and columns, or their plans, last changed their speed. Older files are marked.
+SHARDED = (2, 4)  # numbers of GPUs
+PHASES = "sharded-phases-h200-2026-11-27.json"  # measured on one GPU without peers
+GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # from examples/gpt.py
+NOISE = 0.03  # times that differ by less count as equal
+# The days of the last change to the speed of kernels of rows and columns, or to their plans. Older files are marked.
 CHANGED = {"GPU": "2026-11-26", "CPU": "2026-11-28"}
 OLDER = " (older code)"
-# The files of shapes that were drawn, one for each seed.
+# The files of random shapes, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
 # The four lines of the README's table.
 HEADLINES = (
@@ -128,7 +128,7 @@ PICTURES = {
 
 
 def rows_of(key: str, function: str | None = None, direction: str | None = None) -> list[Row]:
-    """The rows of a file, of one function and one direction where they are given."""
+    """The rows of a file, or only those of a function and a direction."""
     rows = [r for r in load(RESULTS / FILES[key]).rows if not r.disturbed]
     return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
 
@@ -140,7 +140,7 @@ def gallery_results() -> course_tables.Results:
 
 
 def link(file: str, text: str | None = None) -> str:
-    """A link to a results file, marked where the kernels have changed since."""
+    """A link to a results file, marked if the kernels have changed since."""
     device = "CPU" if "cpu" in file.split("-") else "GPU"
     is_older = file[-len("2026-11-26.json") :] < CHANGED[device]
     return f"[{text or file.removesuffix('.json')}](benchmarks/results/{file}){OLDER * is_older}"
@@ -151,7 +151,7 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def ratios_to(rows: Sequence[Row], other: str) -> list[float]:
-    """How many times as fast as `other`, at the points where both were right."""
+    """How many times as fast as `other` onepass is, at each point where both were right."""
     return [r for line in lines(rows) if (r := line.speedup(other)) is not None]
 
 
@@ -160,7 +160,7 @@ def mean(rows: Sequence[Row], other: str) -> float:
 
 
 def times(rows: Sequence[Row], other: str) -> str:
-    """How many times as fast as `other`: the mean, the least, and the number of points."""
+    """How many times as fast as `other` onepass is: the mean, the least, and the number of points."""
     ratios = ratios_to(rows, other)
     return f"{geomean(ratios):.2f} (least {min(ratios):.2f}; {len(ratios)})" if ratios else "-"
 
@@ -170,7 +170,7 @@ def fractions(rows: Sequence[Row], provider: str = "onepass") -> list[float]:
 
 
 def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others: Sequence[str]) -> str:
-    """A line a workload: the fraction of the limit's speed, and the times as fast as each other."""
+    """A line per workload: the fraction of the limit's speed, and how many times as fast as each other provider."""
     head = ["workload", "points", "of the limit (worst)", *(f"x {OTHERS[name]}" for name in others), "file"]
     body = []
     for label, key, function, direction in workloads:
@@ -186,13 +186,13 @@ def drawn() -> list[Row]:
 
 
 def random_classes() -> str:
-    """A line a class of shapes that were drawn."""
+    """A line per class of random shapes."""
     head, body = class_table(class_groups(drawn()), others_of(drawn()))
     return markdown([cell.replace("\n", " ") for cell in head], body)
 
 
 def slower(*others: str) -> str:
-    """A line a shape that was drawn and at which one of the others was faster by more than the noise."""
+    """A line per random shape at which one of `others` was faster by more than the noise."""
     found = [(ratio, line, name) for line in lines(drawn()) for name in others if (ratio := line.speedup(name))]
     body = [
         [line.case, line.dtype, name, f"{ratio:.2f}"]
@@ -203,7 +203,8 @@ def slower(*others: str) -> str:
 
 
 def scores() -> str:
-    """A line a case: the fraction of the limit's speed, and the times as fast as torch's steps, compiled or not."""
+    """A line per case: the fraction of the limit's speed, and how many times as fast as torch's steps, compiled or
+    not."""
     body = []
     for line in lines(rows_of("scores")):
         values = line.fraction(), line.speedup("torch"), line.speedup("torch-compile")
@@ -213,7 +214,7 @@ def scores() -> str:
 
 
 def losses() -> str:
-    """A line a case: the fraction of the limit's speed, and the times as fast as others."""
+    """A line per case: the fraction of the limit's speed, and how many times as fast as other providers."""
     compiled = {(line.case, line.dtype): line.speedup("torch-compile") for line in lines(rows_of("losses-compile"))}
     body = []
     for line in lines(rows_of("losses")):
@@ -227,8 +228,8 @@ def _ratio(value: float | None) -> str:
 
 
 def segments(key: str) -> str:
-    """A line a named case, and one a class of others with the mean and the least: the fraction of the limit's speed,
-    and the times as fast as the faster of PyTorch Geometric's two ways, compiled or not."""
+    """A line per named case, and a line per class of other cases with the mean and the least: the fraction of the
+    limit's speed, and how many times as fast as the faster of PyTorch Geometric's two variants, compiled or not."""
     rows = [r for file in SEGMENTS[key] for r in load(RESULTS / file).rows if not r.disturbed]
     cases: list[tuple[str, str, dict[str, list[float]]]] = []
     for name, group in segment_groups(rows).items():
@@ -248,7 +249,7 @@ def segments(key: str) -> str:
 
 
 def gpt() -> str:
-    """A line a run of a small GPT: its losses, the time of a step and what that holds."""
+    """A line per run of a small GPT: its losses, the time of a step and its memory."""
     body = []
     for file in GPT:
         record = json.loads((RESULTS / file).read_text())
@@ -265,8 +266,8 @@ def _named(row: Row) -> str:
 
 
 def sharded(provider: str = "onepass", of: str = "sharded") -> str:
-    """Each case over two GPUs and over four: its time over that of a copy of the shard, and how many times as fast as
-    torch's it is."""
+    """Each case on two GPUs and on four: its time over that of a copy of the shard, and how many times as fast as
+    torch's function it is."""
     found: dict[str, dict[tuple[int, str], float]] = {}
     for ranks in SHARDED:
         for row in load(RESULTS / f"{of}-{ranks}-h200-2026-11-27.json").rows:
@@ -298,7 +299,7 @@ def phases() -> str:
 
 
 def random_on_cpus() -> str:
-    """A line a file: all shapes that were drawn."""
+    """A line per file, over all its random shapes."""
     body = []
     for isa, named in (("avx512", "AVX-512"), ("avx2", "AVX2")):
         for threads in (1, 2):
@@ -310,7 +311,7 @@ def random_on_cpus() -> str:
 
 
 def readme() -> str:
-    """Means alone, for a reader with a minute."""
+    """The README's table, which has only means."""
     body = []
     for label, key, function, direction in README:
         rows = rows_of(key, function, direction)
@@ -349,8 +350,8 @@ def gallery_powers() -> str:
     return markdown(["", *map(str, lengths)], [[name, *(gbps(n, name) for n in lengths)] for name in names])
 
 
-# The two tutorials' own tables, over N: persistent Triton over torch in the newer one; Triton, a program for each
-# row, over torch and over TorchScript in the older one.
+# The tables of the two tutorials, by N: speed of persistent Triton over torch in the newer one; of Triton with a
+# program per row over torch and over TorchScript in the older one.
 _PUBLISHED = {
     256: ("0.70", "0.92", "2.7"),
     512: ("0.81", "1.00", "2.7"),
@@ -368,7 +369,7 @@ _RATIOS = (("triton-persistent", "torch"), ("triton-row", "torch"), ("triton-row
 
 
 def gallery_published() -> str:
-    """The ratios of the published tables, each with ours behind it."""
+    """The ratios of the published tables, each followed by ours."""
     us = {(r.shape[1], r.provider): r.median_us for r in rows_of("gallery-seeds") if r.ok and r.median_us}
     whose = ("newer tutorial", "older tutorial", "older tutorial")
     head = ["N"]
@@ -393,7 +394,7 @@ def few() -> str:
 
 
 def call() -> str:
-    """Host time of a call on 128 x 128, ours and torch's, from the files of `scripts/time_call.py`."""
+    """CPU time of a call on 128 x 128, onepass's and torch's, from the files of `scripts/time_call.py`."""
     body = []
     for file in ("call-h200-2026-11-22.json", "call-backward-h200-2026-11-22.json"):
         functions = json.loads((RESULTS / file).read_text())["functions"]
@@ -432,7 +433,7 @@ _PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rewritten(page: Path) -> str:
-    """The page's text with its tables made anew."""
+    """The page's text with new tables."""
     up = "../" * (len(page.relative_to(ROOT).parts) - 1)
 
     def make(place: re.Match[str]) -> str:
@@ -442,13 +443,13 @@ def rewritten(page: Path) -> str:
 
 
 def shown(work: Sequence[T], what: str) -> Iterator[T]:
-    """Each item, with a bar of how many are done on a terminal."""
+    """Yields each item, with a progress bar on a terminal."""
     with progress_bar(console(sys.stderr), transient=True) as bar:
         yield from bar.track(work, description=what)
 
 
 def draw() -> None:
-    """The pictures, under the names that the docs have for them."""
+    """Draws the pictures, with the file names that the docs use."""
     import tempfile
 
     from draw_course import draw as draw_course

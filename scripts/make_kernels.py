@@ -39,7 +39,7 @@ def make(arch: int, options: argparse.Namespace) -> None:
     build, start = BUILD / f"sm_{arch}", time.monotonic()
     folder = build / "onepass_kernels" / f"sm_{arch}"
     folder.mkdir(parents=True, exist_ok=True)
-    # Of the processes that compile: kernels are looked for there alone.
+    # For the processes that compile: they look for kernels only in this folder.
     os.environ |= {"ONEPASS_KERNELS": str(folder.parent), "ONEPASS_CACHE_DIR": "off"}
     dtypes, lengths = [getattr(torch, name) for name in options.dtypes], [int(n) for n in options.lengths] or None
     kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths, options.backward)

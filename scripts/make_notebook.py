@@ -1,5 +1,5 @@
-"""Write the notebook of the course, docs/course/softmax.ipynb, from examples/softmax_course.py, with what its cells
-print (`make figures`). A cell begins with `# %%`, or with `# %% [markdown]` for text in comments."""
+"""Write the notebook of the course, docs/course/softmax.ipynb, from examples/softmax_course.py, with the output of its
+cells (`make figures`). A cell begins with `# %%`, or with `# %% [markdown]` for text in comments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cells(text: str) -> list[tuple[str, str]]:
 
 
 def run(sources: list[str]) -> list[str]:
-    """What each of the code cells prints; they share their names."""
+    """The output of each code cell. The cells share their global names."""
     printed, names = [], {"__name__": "__main__"}
     for number, source in enumerate(sources):
         file = f"<cell {number}>"

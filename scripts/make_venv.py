@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 BORROWED = "onepass_borrowed.pth"
-# Modules are compiled when they are first imported: those of torch that nothing here imports would take 20 seconds.
+# Python compiles modules at their first import. Compiling the modules of torch that nothing here imports takes 20 s.
 PIP = (PYTHON, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile")
 
-# Run by other Pythons: what is there, without importing what is heavy.
+# Run by other Pythons to find installed packages without importing them.
 PROBE_TORCH = """
 import json, sys
 try:
@@ -67,7 +67,7 @@ def run(*command: object, **options: object) -> subprocess.CompletedProcess:
 
 
 def apt(*packages: str) -> bool:
-    """Install Debian packages where that is possible."""
+    """Install Debian packages if that is possible."""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return False
     say(f"apt-get install {' '.join(packages)}")
@@ -77,7 +77,7 @@ def apt(*packages: str) -> bool:
 
 
 def make(borrow: list[str]) -> None:
-    """The empty environment; with `borrow`, the packages of these folders show through."""
+    """Make the environment, empty but for the packages of the folders `borrow`, which can be imported from it."""
     if not PYTHON.exists():
         say(f"making {VENV.name} with {sys.executable}")
         try:
@@ -103,7 +103,7 @@ def missing(wanted: list[str]) -> list[str]:
 
 
 def install(wanted: list[str], needed: bool) -> None:
-    """Install what is not there yet; what is not `needed` may stay away where no index can be reached."""
+    """Install missing packages. If they are not `needed`, an index that cannot be reached is no error."""
     absent = missing(wanted)
     if not absent:
         return
@@ -157,8 +157,8 @@ def main() -> None:
 
     say("building the native core: three minutes on two cores, some seconds where nothing has changed")
     os.environ.setdefault("ONEPASS_CPU_SETS", "native")
-    run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")  # by itself, as pip would not show what it prints
-    # No index: what the build needs is there, and an isolated build would fetch torch once more.
+    run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")  # a separate step, because pip would hide its output
+    # No index: the build's requirements are installed, and an isolated build would download torch again.
     flags = ["-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
     run(PYTHON, "-m", "pip", "install", *flags, "-e", ".")
     (VENV / ".ready").touch()

@@ -1,7 +1,7 @@
 """Make the wheel and the source distribution in dist, and check them: one wheel for every Python and torch >= 2.10.
 
-The wheel is checked for what manylinux_2_28 has (by auditwheel), for what torch's stable ABI has, for its size, and by
-a few calls where nothing but it and torch can be imported.
+The wheel is checked against manylinux_2_28 (by auditwheel) and against torch's stable ABI, for its size, and by a few
+calls in an environment that has only the wheel and torch.
 """
 
 import os
@@ -16,8 +16,8 @@ from elftools.elf.elffile import ELFFile
 ROOT = Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build" / "wheel", ROOT / "dist"
 PLATFORM = "manylinux_2_28_x86_64"
-MOST = 5_000_000  # bytes of the wheel
-MOST_LIBRARY = 4_000_000  # bytes of the native core as it lies in the wheel, deflated
+MOST = 5_000_000  # the most bytes of the wheel
+MOST_LIBRARY = 4_000_000  # the most bytes of the native core in the wheel, compressed
 TORCH = ("libtorch_cpu.so", "libc10.so")
 UNVERSIONED = ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
 SYSTEM = ("libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-")
@@ -50,7 +50,7 @@ def build() -> Path:
     run(sys.executable, *command, env=environment)
     (wheel,) = plain.glob("*.whl")
     excluded = [word for library in TORCH for word in ("--exclude", library)]
-    # Says what is too new, where something is.
+    # Its error message names symbols that are too new.
     repair = ("-m", "auditwheel", "repair", "-z", "9", "--plat", PLATFORM, "--only-plat", "--strip", *excluded)
     run(sys.executable, *repair, "-w", BUILD / "audited", wheel)
     (audited,) = (BUILD / "audited").glob("*.whl")
@@ -60,7 +60,7 @@ def build() -> Path:
 
 
 def symbols(library: Path) -> tuple[list[str], set[str], set[str]]:
-    """What a library needs, the symbols without a version that it takes from elsewhere, and those that it has."""
+    """(needed libraries, imported symbols without a version, exported symbols) of a library."""
     with library.open("rb") as file:
         elf = ELFFile(file)
         needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]

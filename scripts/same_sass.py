@@ -147,7 +147,7 @@ def describe_kernel(kernel: "Kernel", arch: int) -> tuple[str, str]:
 
 
 def read_sass(text: str) -> str:
-    """The instructions alone: no addresses, no names.
+    """Only the instructions, without addresses and names.
 
     >>> read_sass(".text.rows:  /*0010*/  @P0 BRA `(.L_x_3) ;  /*0020*/  JMP `(rows) ;")
     '@P0 BRA `(.L_x_3) ;\\nJMP `() ;\\n'
@@ -185,7 +185,7 @@ def dump_cpu() -> dict[str, str]:
 
 
 def read_assembly(name: str, body: str) -> str:
-    """The instructions of a function alone: no addresses, and of what lies elsewhere no names.
+    """Only the instructions of a function, without addresses, and without names of symbols outside of it.
 
     >>> print(read_assembly("f", "10:\\tjne    1c <f+0xc>\\n12:\\tcall   99 <g>\\n17:\\tlea    0x8(%rip),%rax  # 9\\n"))
     jne +0xc
@@ -198,13 +198,13 @@ def read_assembly(name: str, body: str) -> str:
         line = re.sub(rf"[0-9a-f]+ <{re.escape(name)}(\+0x[0-9a-f]+)?>", r"\1", line)
         line = re.sub(r"[0-9a-f]+ <[^>]*>", "", line)
         lines.append(re.sub(r"\s+", " ", re.sub(r"-?0x[0-9a-f]+\(%rip\)", "(%rip)", line)).strip())
-    while lines and lines[-1].startswith(("nop", "xchg %ax", "data16", "cs nop")):  # what fills up to the next function
+    while lines and lines[-1].startswith(("nop", "xchg %ax", "data16", "cs nop")):  # padding before the next function
         lines.pop()
     return "\n".join(lines)
 
 
 def compare_cpu(base: dict[str, str], now: dict[str, str]) -> int:
-    """Functions are matched by what they do: a name may change."""
+    """Compares the CPU functions. They are matched by their instructions, because names may change."""
     gone = collections.Counter(base.values()) - collections.Counter(now.values())
     new = collections.Counter(now.values()) - collections.Counter(base.values())
     for word, names, hashes in (("only before", base, gone), ("only now", now, new)):

@@ -27,14 +27,14 @@ PROGRAMS = {"plans": [TABLES], "launches": [CORE / "cuda" / "host" / "launch.cpp
 
 
 def build(folder: Path) -> None:
-    """The package, with a native library under sanitizers. Raises CalledProcessError where the compiler does."""
+    """Builds the package, with a sanitized native library. Raises CalledProcessError if the compiler fails."""
     flags = {"CXX": shlex.join(COMPILER), "CXXFLAGS": shlex.join(FLAGS)}
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", folder / "temporary", "--build-lib", folder]
     subprocess.run(command, cwd=ROOT, env={**os.environ, **flags}, stdout=sys.stderr, check=True)
 
 
 def environment(folder: Path, isa: str) -> dict[str, str]:
-    """Of a Python whose onepass is the one in `folder`, with this instruction set."""
+    """The environment of a Python that imports onepass from `folder` and uses this instruction set."""
     libraries = [
         subprocess.run([*COMPILER, f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
         for name in ("asan", "ubsan")
@@ -44,13 +44,13 @@ def environment(folder: Path, isa: str) -> dict[str, str]:
 
 
 def run(folder: Path, isa: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Python with arguments, under sanitizers."""
+    """Runs Python with arguments, under sanitizers."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env=environment(folder, isa), capture_output=True, text=True)
 
 
 def report(name: str, right: bool, said: str) -> bool:
-    """Print what came of a program; gives whether it found something."""
+    """Print the result of a program. Returns whether it found an error."""
     print(f"{name:<9} {said.splitlines()[-1]}" if right else f"{name}: {said[-6000:]}", flush=True)
     return not right
 

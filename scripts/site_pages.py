@@ -1,7 +1,7 @@
-"""The site's pages (a hook of MkDocs, `make docs`): those that are files of the repository outside of docs/, and code.
+"""A hook of MkDocs (`make docs`): adds pages from files of the repository outside of docs/, and included code.
 
-The README is the first page. What pages link outside of docs/, results and sources, is copied beside the pages. Code
-that a page includes is in it. The results files of the H200 become one interactive page.
+The README is the first page. Files outside of docs/ that pages link to (results and sources) are copied beside the
+pages. Included code is inserted into the pages. The results files of the H200 become one interactive page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FROM_ROOT = re.compile(r"\]\(([^)#:]+)")
 
 
 def _outside(link: str, page: str) -> str | None:
-    """The file that a page of docs/ links, from the root of the repository; None if it is in docs/."""
+    """The file that a page of docs/ links to, as a path from the root of the repository; None if it is in docs/."""
     path = os.path.normpath(os.path.join("docs", os.path.dirname(page), link))
     return None if path.startswith("docs/") else path
 
@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _report() -> str:
-    """The page of `onepass report`; other files than those of `onepass bench` are left out."""
+    """The page that `onepass report` makes. Files that are not from `onepass bench` are left out."""
     found = {}
     for path in sorted((ROOT / "benchmarks" / "results").glob("*-h200-*.json")):
         with suppress(ResultsError):

@@ -31,18 +31,18 @@ TYPES = [(F32, F32), (BF16, BF16), (F16, F16), (BF16, F32), (F16, F32), (F64, F6
 TOLERANCE = {F64: 1e-13, F32: 2e-6, F16: 2e-3, BF16: 1.6e-2}
 LENGTHS = [1, 3, 8, 21, 33, 64, 100, 128, 197, 256, 781, 1000, 1024, 1025, 2176, 4097, 8192, 16384, 32000, 50257]
 LONG = [(1, 300_001), (1, 2**20), (3, 131_072), (8, 128_256), (2, 400_000)]  # rare: they take the GPU 5 us and more
-ELEMENTS = 2**16  # of an input, but for the long ones
+ELEMENTS = 2**16  # elements of an input, except for the long ones
 STREAMS, BATCH, GRAPHS, MEMBERS = 3, 16, 6, 8
-GROWTH = 64 * 2**20  # bytes that memory may grow by: 64 a call in a million calls
+GROWTH = 64 * 2**20  # bytes by which memory may grow: 64 per call in a million calls
 
 
 class Trouble(Exception):
-    """What ends a run."""
+    """An error that ends a run."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How an input lies in a buffer of its own."""
+    """The sizes, strides and offset of an input in its buffer."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -59,9 +59,9 @@ class Layout:
 def layout(rng: random.Random, rows: int, n: int) -> Layout:
     kind = rng.choice(["plain", "plain", "offset", "offset", "sliced", "apart", "columns", "middle", "all"])
     shift = rng.randrange(1, 9)
-    if kind == "sliced":  # out of a wider tensor
+    if kind == "sliced":  # a slice of a wider tensor
         return Layout((rows, n), (n + rng.randrange(1, 9), 1), shift, 1)
-    if kind == "apart" and n < 4096:  # elements that are not neighbours
+    if kind == "apart" and n < 4096:  # elements with gaps between them
         return Layout((rows, n), (2 * n, 2), shift, -1)
     if kind == "columns" and n > 1:
         return Layout((n, rows), (rows, 1), 0, 0)
@@ -73,7 +73,7 @@ def layout(rng: random.Random, rows: int, n: int) -> Layout:
 
 
 class Case:
-    """A call of the pool: two inputs of one layout, and what it gives for each in float64."""
+    """A call of the pool: two inputs of one layout, and the expected result of each in float64."""
 
     def __init__(self, rng: random.Random, device: str, rows: int, n: int):
         self.function = rng.choice(FUNCTIONS)
@@ -85,7 +85,7 @@ class Case:
         self.inputs = []
         for _ in range(2):
             values = torch.randn(self.layout.room(), generator=generator) * 3
-            if rng.random() < 0.2:  # rows with what is special
+            if rng.random() < 0.2:  # rows with special values
                 values[torch.randint(len(values), (3,), generator=generator)] = torch.tensor(
                     [-torch.inf, torch.inf, torch.nan]
                 )
@@ -110,7 +110,7 @@ class Case:
         return getattr(onepass, self.function)(x, self.layout.dim, dtype=dtype, out=out)
 
     def wrong(self, got: Tensor, which: int) -> str | None:
-        """What is wrong with the result of input number `which`, if anything is."""
+        """What is wrong with the result of input number `which`, or None."""
         want, y = self.expected[which], got.double()
         bound = TOLERANCE[self.y_type]
         if self.function in ("log_softmax", "logsumexp"):
@@ -132,14 +132,14 @@ class Graph:
         self.inputs = [case.scratch() for case in cases]
         for x, case in zip(self.inputs, cases, strict=True):
             x.copy_(case.inputs[0])
-            case.call(x)  # kernels are loaded before a capture
+            case.call(x)  # loads the kernels before the capture
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.results = [case.call(x) for x, case in zip(self.inputs, cases, strict=True)]
 
     def replay(self, member: int) -> None:
-        """With the other input for one of its cases."""
+        """Replays the graph with the other input for one of its cases."""
         self.now[member] ^= 1
         self.inputs[member].copy_(self.cases[member].inputs[self.now[member]])
         self.graph.replay()
@@ -158,13 +158,13 @@ class Soak:
         self.outs = [[case.result() for case in self.cases] for _ in range(STREAMS)]
         self.places = [[case.scratch() for case in self.cases] for _ in range(STREAMS)]
         self.streams = [torch.cuda.Stream(device) for _ in range(STREAMS)] if self.cuda else [None] * STREAMS
-        self.graphs: list[list[Graph]] = [[] for _ in range(STREAMS)]  # each is replayed on one stream alone
+        self.graphs: list[list[Graph]] = [[] for _ in range(STREAMS)]  # each graph is replayed on one stream only
         for number in range(GRAPHS if self.cuda else 0):
             self.graphs[number % STREAMS].append(Graph([self.rng.choice(self.cases) for _ in range(MEMBERS)]))
         self.calls = self.graph_calls = self.checks = self.sequence = 0
         if self.cuda:
-            torch.cuda.synchronize(device)  # the pool is there for all streams
-        for at in range(STREAMS):  # so that nothing is compiled, nor memory taken for the first time, later
+            torch.cuda.synchronize(device)  # all streams may use the pool now
+        for at in range(STREAMS):  # so that later calls compile nothing and allocate no memory for the first time
             with self.on(at):
                 for case in range(len(self.cases)):
                     for mode in (0.0, 0.5, 0.95):
@@ -175,7 +175,7 @@ class Soak:
         return torch.cuda.stream(self.streams[at]) if self.cuda else contextlib.nullcontext()
 
     def call(self, number: int, at: int, which: int, mode: float) -> tuple[Tensor, int]:
-        """A call of case `number` on stream `at`: a fresh result, a given one, or in place."""
+        """A call of case `number` on stream `at`, with a new result, with `out=`, or in place."""
         case = self.cases[number]
         self.calls += 1
         if mode < 0.5:
@@ -193,7 +193,7 @@ class Soak:
             raise Trouble(f"call {self.calls}, stream {at}: {case}: {words}")
 
     def memory(self) -> dict[str, int]:
-        """Bytes: of this process on the host, of live tensors, taken by torch on the GPU."""
+        """Bytes of this process on the host, of live tensors, and of memory that torch holds on the GPU."""
         with open("/proc/self/statm") as file:
             used = {"process": int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
         if self.cuda:
@@ -203,14 +203,14 @@ class Soak:
         return used
 
     def run(self, calls: int, seconds: float | None, every: int, note: Callable[[str], None]) -> dict[str, Any]:
-        """Makes the calls; gives the memory after a twentieth of them and at the end."""
+        """Makes the calls. Returns the memory after a twentieth of them and at the end."""
         begin, due, step = time.perf_counter(), every, max(calls // 20, 1)
         first: dict[str, int] = {}
         while True:
             done = self.calls >= calls or bool(seconds and time.perf_counter() - begin > seconds)
             if done or self.calls >= step * (self.looks + 1):
                 now = self.memory()
-                first = first or now  # what settles at first is no growth
+                first = first or now  # growth in the first twentieth is not counted
                 for what, size in now.items():
                     if size - first[what] > (0 if what == "tensors" else GROWTH):
                         grown = f"{what} grew from {first[what]:,} to {size:,} bytes"
@@ -223,7 +223,7 @@ class Soak:
             due = self.batch(due, every, calls)
 
     def batch(self, due: int, every: int, calls: int) -> int:
-        """Some calls on one stream, or the replay of a graph there; when the next check is due."""
+        """Makes some calls, or replays a graph, on one stream. Returns when the next check is due."""
         rng, at = self.rng, self.rng.randrange(STREAMS)
         with self.on(at):
             if self.graphs[at] and rng.random() < 0.3:

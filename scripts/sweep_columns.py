@@ -39,12 +39,12 @@ def up(a: int, b: int) -> int:
 
 
 def compiled(vecs: int) -> int:
-    """Vectors of a thread that there are kernels for."""
+    """The number of vectors per thread, rounded up to a number for which there are kernels."""
     return vecs if vecs <= 16 else up(vecs, 2) * 2
 
 
 def shared(vecs: int, smem_vecs: int, need: int) -> Iterator[tuple[int, int, int]]:
-    """Vectors in registers, in shared memory, and blocks: as few blocks as hold a column, and twice as many."""
+    """(vectors in registers, in shared memory, blocks): the fewest blocks that hold a column, and twice as many."""
     fitting = [blocks for blocks in (1, 2, 4, 8, 16) if up(need, blocks) <= vecs + smem_vecs]
     for blocks in fitting[:2]:
         each = up(need, blocks)
@@ -92,7 +92,7 @@ def groups(a: int, n: int, b: int, size: int, operands: int) -> Iterator[Plan]:
 
 
 def candidates(case: Case) -> list[Plan]:
-    """The planner's plan first."""
+    """The plans to time, the planner's first."""
     (a, n, b), dtype = case.shape, getattr(torch, case.dtypes[0])
     sizes, strides, about = (a, n, b), (n * b, b, 1), torch.cuda.get_device_name()
     if case.direction == "backward":
@@ -104,7 +104,7 @@ def candidates(case: Case) -> list[Plan]:
 
 
 def measure(case: Case, plans: list[Plan], clock: Cuda) -> list[tuple[float, Plan]]:
-    """Parts of a copy's speed (of a gradient: of an addition's), the fastest first after the planner's own."""
+    """Fractions of a copy's speed (for a gradient, of an addition's): the planner's first, then the fastest first."""
     dtype, number = getattr(torch, case.dtypes[0]), native.FUNCTIONS.index(case.function)
     x = torch.randn(case.shape, device="cuda", dtype=dtype)
     g, out, ops = torch.randn_like(x), torch.empty_like(x), torch.ops.onepass
@@ -127,7 +127,7 @@ def measure(case: Case, plans: list[Plan], clock: Cuda) -> list[tuple[float, Pla
     for plan in plans:
         try:
             parts.append((limit / time(partial(launch, plan)), plan))
-        except RuntimeError:  # the call does not fit the plan
+        except RuntimeError:  # the plan does not support the call
             torch.cuda.synchronize()
     return parts[:1] + sorted(parts[1:], reverse=True)
 

@@ -23,11 +23,11 @@ FEW += [(8, 128256), (32, 128256), (64, 151936), (1, 2**24), (4, 2**22)]
 SHARED = 210 * 1024
 SMEM_VECS = (0, 4, 8, 12, 16, 20)
 SMS = 132
-ALIGNED = 2  # `access` of rows of whole vectors
+ALIGNED = 2  # the `access` for rows of whole vectors
 
 
 def grid_plans(rows: int, n: int, size: int) -> list[Plan]:
-    """Plans that hold the row in registers and shared memory, for each number of blocks per row that may pay."""
+    """Plans that hold the row in registers and shared memory, for each number of blocks per row that may be fast."""
     widest, found = 16 // size, []
     vectors = up(n if n % widest == 0 else n + widest - 1, widest)
     for threads, vecs in ((480, 16), (480, 8), (480, 4), (224, 4), (992, 0), (736, 0), (480, 0), (352, 0)):

@@ -16,7 +16,7 @@ BEGIN, END = "  // begin: ", "  // end"
 
 
 def entry_text(limit: int, tier: int, *numbers: int) -> str:
-    """An entry as C++ has it.
+    """An entry as C++.
 
     >>> entry_text(24, 0, 2, 0, 1, 0)
     '{24, kWarp, 2, 0, 1, 0}'
@@ -26,7 +26,7 @@ def entry_text(limit: int, tier: int, *numbers: int) -> str:
 
 
 def wrapped(entries: list[str]) -> list[str]:
-    """As many entries a line as 120 columns take."""
+    """Lines with as many entries as fit 120 columns."""
     lines: list[str] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(entry) < 119:
@@ -37,7 +37,7 @@ def wrapped(entries: list[str]) -> list[str]:
 
 
 def lines_of(stored: TableFile) -> list[str]:
-    """What stands between the marks, and they."""
+    """The marks and the lines between them."""
     date = stored.date[:10]
     lines = [f"{BEGIN}{stored.gpu}, {date}", "  static const Tables tables = {"]
     lines.append(f'      "built in, measured on {stored.gpu}, {date}",')
@@ -47,7 +47,7 @@ def lines_of(stored: TableFile) -> list[str]:
 
 
 def rewritten(text: str, stored: TableFile) -> str:
-    """The header with these tables; ValueError where it has not each mark once, in order."""
+    """The header with these tables. ValueError if it does not have each mark once, in order."""
     lines = text.splitlines()
     begins = [at for at, line in enumerate(lines) if line.startswith(BEGIN)]
     ends = [at for at, line in enumerate(lines) if line == END]
@@ -63,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         stored = read(options.file)
-        set_tables(stored.gpu, stored.origin, stored.tables)  # the engine refuses unsound entries
+        set_tables(stored.gpu, stored.origin, stored.tables)  # the engine raises an error for invalid entries
         if not stored.gpu.isprintable() or '"' in stored.gpu or "\\" in stored.gpu:
             raise ValueError(f"a GPU has a plain name, got {stored.gpu!r}")
         text = rewritten(options.to.read_text(encoding="utf-8"), stored)

@@ -67,7 +67,7 @@ def functions(x: torch.Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def batch_us(call: Callable[[], Any], wait: Callable[[], None]) -> float:
-    """Microseconds a call, over one batch."""
+    """Microseconds per call, over one batch."""
     wait()
     start = time.perf_counter()
     for _ in range(BATCH):

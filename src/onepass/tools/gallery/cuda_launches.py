@@ -19,12 +19,12 @@ from onepass.native import KernelLaunch
 __all__ = ["H200", "LAUNCHES", "LIMITS", "Launch", "Processor", "blocks_for", "nvrtc_options", "rows_launch"]
 
 MAX_BLOCKS = 2**31 - 1  # in a launch; the loops of the kernels take the rows beyond
-DECLARED = 1024  # bytes of shared memory that a block takes beside its rows
+DECLARED = 1024  # bytes of shared memory that a block takes in addition to its rows
 TYPE_NAMES = {torch.float32: "float", torch.float16: "half_t", torch.bfloat16: "bfloat16_t"}  # in types.cuh
 
 
 class Processor(NamedTuple):
-    """What launches depend on: multiprocessors, and the bytes of shared memory that a block may have."""
+    """The properties of a GPU that launches depend on: multiprocessors, and bytes of shared memory per block."""
 
     multiprocessors: int
     shared: int
@@ -35,7 +35,7 @@ H200 = Processor(132, 232448)
 
 @dataclass
 class Launch:
-    """A launch of the function `name` of a CUDA source. `written` are those of `arguments` that it writes."""
+    """A launch of the function `name` of a CUDA source. `written` lists the `arguments` that it writes."""
 
     source: str
     name: str
@@ -46,7 +46,7 @@ class Launch:
 
 
 def blocks_for(rows: int, rows_per_block: int) -> int:
-    """The blocks that these rows need, or as many as a launch takes.
+    """The number of blocks that these rows need, at most as many as a launch takes.
 
     >>> blocks_for(3, 8), blocks_for(9, 8), blocks_for(2**40, 1)
     (1, 2, 2147483647)
@@ -67,7 +67,7 @@ def nvrtc_options(dtype: torch.dtype, maxnreg: int = 0, **constants: int) -> tup
 def rows_launch(
     name: str, x: Tensor, out: Tensor, numbers: KernelLaunch, options: tuple[str, ...], source: str = ""
 ) -> Launch:
-    """A launch of a kernel `name` (x, y, rows, n, x_stride, y_stride), of that source or of the variant's own."""
+    """A launch of a kernel `name` (x, y, rows, n, x_stride, y_stride), from `source` or from the variant's file."""
     arguments = [x, out, *x.shape, x.stride(0), out.stride(0)]
     return Launch(source or f"{name.replace('softmax', 'cuda')}.cu", name, options, numbers, arguments, [out])
 
@@ -76,7 +76,7 @@ def _plain(
     name: str, threads_per_row: int, x: Tensor, out: Tensor, on: Processor, threads: int = 256, blocks: int = 0,
     maxnreg: int = 0,
 ) -> Launch:  # fmt: skip
-    """A block takes a row, or so many threads do."""
+    """A launch in which `threads_per_row` threads, or if that is 0 a whole block, take a row."""
     blocks = blocks or blocks_for(x.shape[0], threads // (threads_per_row or threads))
     return rows_launch(f"softmax_{name}", x, out, KernelLaunch(blocks, threads), nvrtc_options(x.dtype, maxnreg))
 
@@ -97,7 +97,7 @@ def _per_vector(dtype: torch.dtype) -> int:
 
 
 def vectors_of(x: Tensor) -> int:
-    """The vectors of 16 bytes that rows of `x` touch: more where rows begin within one.
+    """The number of 16-byte vectors that a row of `x` touches: more if rows begin within a vector.
 
     >>> vectors_of(torch.zeros(2, 8)), vectors_of(torch.zeros(1, 9)), vectors_of(torch.zeros(2, 9))
     (2, 3, 3)
@@ -108,14 +108,14 @@ def vectors_of(x: Tensor) -> int:
 
 
 def _share(vectors: int, each: int, most_threads: int) -> int:
-    """How many threads share vectors: a multiple of 32 so that each has `each` of them, or as many as there may be."""
+    """The number of threads that share `vectors`: a multiple of 32, so that each thread has up to `each` vectors."""
     return min(max(_up(-(-vectors // each), 32), 32), most_threads)
 
 
 def _items(vectors: int, threads: int, limit: int) -> int:
-    """The vectors of each thread. Raises ValueError where they are more than its registers hold."""
+    """The vectors of each thread. Raises ValueError if they are more than its registers hold."""
     items = max(-(-vectors // threads), 1)
-    if items > limit + 1:  # one more where rows begin within a vector
+    if items > limit + 1:  # one more if rows begin within a vector
         raise ValueError(f"{threads} threads hold {limit * threads} vectors of 16 bytes; a row has {vectors}")
     return items
 
@@ -140,7 +140,7 @@ def _async(x: Tensor, out: Tensor, on: Processor, threads: int = 0, blocks: int 
     threads = threads or _share(vectors_of(x), 4, 1024)
     shared = 2 * 16 * (-(-x.shape[1] // _per_vector(x.dtype)) + 1)
     resident = on.multiprocessors * max(min(2048 // threads, on.shared // (shared + DECLARED)), 1)
-    turns = -(-len(x) // resident)  # as many rows for every block as for any other
+    turns = -(-len(x) // resident)  # rows of a block: about the same for all blocks
     numbers = KernelLaunch(blocks or -(-len(x) // turns), threads, shared=shared)
     return rows_launch("softmax_async", x, out, numbers, nvrtc_options(x.dtype))
 
