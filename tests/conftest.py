@@ -1,11 +1,10 @@
-"""What all tests share: the arguments that run over everything there is, and the marks.
+"""Shared by all tests: arguments that are parametrised over all values, fixtures, and marks.
 
-A test that has one of these arguments, and neither a fixture nor a parametrisation of its own for it, runs over all:
+If a test has one of these arguments, without a fixture or a parametrisation of its own, it runs over all values:
 `function`, `dtype`, `layout`, `engine` with `device` (every engine that runs here), and `device` alone (a CPU, a GPU).
 
-Tests with the mark `gpu` run where a CUDA device is and are skipped elsewhere; with `--emulate` those of forced plans
-run on the CPU by an emulator, which is slow. The mark `slow` is for sweeps that `make test` leaves out and
-`make test-all` runs.
+Tests with the mark `gpu` are skipped without a CUDA device. With `--emulate`, tests of forced plans run on the CPU with
+an emulator, which is slow. The mark `slow` is for sweeps that `make test` skips and `make test-all` runs.
 """
 
 import os
@@ -44,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Any:
-    """No graph of torch.compile is there before the test, and none of its own after it."""
+    """Resets torch.compile before and after the test."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -52,7 +51,7 @@ def fresh_compiler() -> Any:
 
 @pytest.fixture
 def room() -> Any:
-    """24 GiB of a GPU's memory, given back after the test."""
+    """Requires 24 GiB of GPU memory, and frees the test's memory afterwards."""
     torch.cuda.empty_cache()
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of free GPU memory")
@@ -62,7 +61,7 @@ def room() -> Any:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for compiled kernels that is not there yet."""
+    """A folder for compiled kernels that does not exist yet."""
     folder = tmp_path / "a" / "cache"
     monkeypatch.setenv("ONEPASS_CACHE_DIR", str(folder))
     return folder
@@ -74,14 +73,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[Forks]:
-    """Of Python, which have torch."""
+    """Python processes that have imported torch."""
     with forks("pytest, torch") as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def compilers() -> Iterator[Forks]:
-    """Processes that have what torch.compile, DTensors and optimizers import as well, and not onepass: 2 s more."""
+    """Processes that have also imported the modules of torch.compile, DTensors and optimizers (2 s), but not
+    onepass."""
     with forks("pytest, torch._inductor.compile_fx, torch.distributed.tensor.parallel") as made:
         yield made
 
@@ -93,13 +93,13 @@ def emulator() -> Emulator:
 
 @pytest.fixture(scope="session")
 def runner(request: pytest.FixtureRequest) -> Runner:
-    """What runs forced plans."""
+    """The engine or emulator that runs forced plans."""
     return request.getfixturevalue("emulator") if request.config.getoption("--emulate") else Engine("cuda")
 
 
 def pytest_configure() -> None:
-    """Workers share cores: they and what they start take as many threads as they have cores each, lest they wait for
-    each other's (half the processor time of calls on the CPU). Tests of threads say how many they take.
+    """Divides the cores among the workers: each worker, and the processes that it starts, use as many threads as its
+    share of the cores. Otherwise they wait for each other (half of the CPU time). Tests of threads set their number.
     """
     if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         threads = max(1, torch.get_num_threads() // int(workers))
@@ -107,7 +107,7 @@ def pytest_configure() -> None:
         torch.set_num_threads(threads)
     else:
         os.environ["ONEPASS_EMULATOR_DIR"] = tempfile.mkdtemp()  # one folder for all workers
-        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # else it tries all vectors of the CPU with g++: 10 s
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # otherwise it tries all vector ISAs with g++: 10 s
 
 
 def pytest_unconfigure() -> None:
@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why tests were skipped, a line for each reason."""
+    """Prints why tests were skipped, one line per reason."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, count in reasons.most_common():

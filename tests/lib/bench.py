@@ -1,4 +1,4 @@
-"""Tiny cases, odd providers, rows made by hand, and a benchmark whose clock and machine never change."""
+"""For tests of the benchmark: tiny cases, odd providers, rows made by hand, and a fixed clock and machine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ CASE = Case("tiny", "tiny 4x33", (4, 33))
 MAPS = Case("tiny", "maps", (1, 5, 4, 4), dim=1)
 TINY = timing.Budget(seconds=1e-4, min_samples=2, max_samples=4, warmup=0.0)
 GPU = {**dict.fromkeys(ENVIRONMENT), "device": "H200", "device_type": "cuda", "onepass": "0.1.0", "date": "2026-11-21"}
-US = {"copy": 10.0, "onepass": 12.5, "torch": 25.0, "naive": 50.0}  # what the fake clock shows
+US = {"copy": 10.0, "onepass": 12.5, "torch": 25.0, "naive": 50.0}  # the times of the fake clock
 
 
 class Odd(Provider):

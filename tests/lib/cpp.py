@@ -1,4 +1,4 @@
-"""C++ programs that tests build and run: with the library's headers and sources, or beside libtorch."""
+"""C++ programs that tests build and run: with the library's headers and sources, or linked to libtorch."""
 
 import subprocess
 from pathlib import Path
@@ -9,19 +9,19 @@ from .paths import CORE, NATIVE
 
 
 def compiled(program: Path, *arguments: object) -> Path:
-    """A program of sources, by g++ with options."""
+    """Builds a program with g++, from sources and options."""
     subprocess.run(["g++", "-std=c++17", *map(str, arguments), "-o", str(program)], check=True)
     return program
 
 
 def build(folder: Path, name: str, *sources: str, options: tuple[str, ...] = ("-O1", "-pthread")) -> Path:
-    """tests/native/<name>.cpp as a program, with sources of the library."""
+    """Builds tests/native/<name>.cpp, with sources of the library."""
     files = [NATIVE / f"{name}.cpp", *(CORE / source for source in sources)]
     return compiled(folder / name, *options, f"-I{CORE}", *files)
 
 
 def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[str, ...] = ()) -> Path:
-    """tests/native/<name>.cpp as a program beside libtorch."""
+    """Builds tests/native/<name>.cpp, linked to libtorch."""
     program = folder / name
     command = ["g++", *options, NATIVE / f"{name}.cpp"]
     command += [word for path in include_paths() for word in ("-isystem", path)]
@@ -32,7 +32,7 @@ def build_with_torch(folder: Path, name: str, *options: str, libraries: tuple[st
 
 
 def output(program: Path | str, *arguments: object) -> str:
-    """What a program prints, which does not fail."""
+    """The output of a program, which must not fail."""
     done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout

@@ -1,4 +1,4 @@
-"""The variants that run here, and a copy of the package with a change."""
+"""The gallery variants that run on this machine, and copies of the package with a change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGE = Path(onepass.__file__).parent
 
 
 def variants_here() -> list[Any]:
-    """(variant, device) of every variant of rows that runs here; Triton's on the CPU too, if its interpreter is on."""
+    """(variant, device) for every variant of rows that runs here, Triton's also on the CPU if its interpreter is on."""
     pairs = []
     for name, variant in VARIANTS.items():
         if variant.computes != "rows":
@@ -39,7 +39,7 @@ every_variant = pytest.mark.parametrize(("variant", "device"), variants_here())
 
 
 def copy_package(folder: Path, change: tuple[str, str, str] | None = None) -> Path:
-    """A copy of the package in a folder; the text of one file may be changed: (file, old, new)."""
+    """Copies the package to a folder. `change`, (file, old, new), replaces text in one file."""
     copy = folder / "onepass"
     shutil.copytree(PACKAGE, copy)
     if change is not None:
@@ -51,7 +51,7 @@ def copy_package(folder: Path, change: tuple[str, str, str] | None = None) -> Pa
 
 
 def run_copy(folder: Path, script: str, *prefix: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the copy of the package in a folder."""
+    """Runs a script with the copy of the package in `folder`."""
     command = [*prefix, sys.executable, "-c", script]
     variables = {**os.environ, "PYTHONPATH": str(folder), **environment}
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=folder, timeout=600)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def gradient(function: str, g: Tensor, saved: Tensor, dims: Sequence[int], lse: Tensor | None = None) -> list[Tensor]:
-    """The gradient and the sum of the magnitudes of its terms. `saved` is the function's result, of logsumexp its
-    input, with which g and lse have all dims."""
+    """The gradient and the sum of the magnitudes of its terms. `saved` is the function's result, or for logsumexp its
+    input; then g and lse have all dims of the input."""
     g, y, dims = g.double(), saved.double(), tuple(dims)
     if lse is not None:
         dx = g * (y - lse.double()).exp()

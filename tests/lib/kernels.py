@@ -1,4 +1,4 @@
-"""A selection of CUDA kernels, and what their cubins hold; none of it needs a GPU."""
+"""A selection of CUDA kernels, and the contents of their cubins. Nothing here needs a GPU."""
 
 import re
 import struct
@@ -17,8 +17,8 @@ from onepass.devices import KNOWN
 from onepass.tools.bench.cases import SUITES, Case
 
 TIMED = ("columns", "row-lengths", "few-long-rows", "backward")
-GPUS = {90: [KNOWN["h200"].title, KNOWN["h100"].title]}  # by architecture; the tables of others have no name
-# No call below asks for these. Some views whose lines are apart do, and rows that do not fit on the chip.
+GPUS = {90: [KNOWN["h200"].title, KNOWN["h100"].title]}  # by architecture; others use the tables without a name
+# No call below needs these kernels. Some views with gaps between lines need them, and rows that do not fit on the chip.
 MORE = [
     Kernel("softmax", BF16, BF16, "forward", Plan(Tier.BLOCK, 256, 1, 16, 8, 1, 0, Access.SCALAR)),
     Kernel("softmax", F32, F32, "forward", Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0)),
@@ -47,13 +47,12 @@ Shape = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, and the dims of a call
 
 
 def select_kernels(arch: int, every_pair: bool = False) -> list[tuple[Kernel, bool]]:
-    """Kernels, and whether it is one of the `quick` ones.
+    """(kernel, whether it is one of the quick ones) for each selected kernel.
 
-    Quick are the first of each direction, tier and access, and of each pass and tier; and of the calls that the
-    benchmark suites time the first of each direction and tier for the type of its input. Then all kinds that the suites
-    time, and more, until each
-    direction and tier has every pair of dtypes that is tested, each pass and tier every function (with `every_pair`, at
-    every pair there is) and every way to get at memory.
+    Quick are the first kernel of each direction, tier and access, and of each pass and tier. Of the calls that the
+    benchmark suites time, also the first of each direction, tier and input dtype. All kinds that the suites time are
+    selected, and more kernels, until each direction and tier has every tested pair of dtypes, and each pass and tier
+    has every function (with `every_pair`, at every pair of dtypes) and every access.
     """
     selected, seen = [], set()
     for kernel, is_timed in _every_kernel(arch, every_pair):
@@ -73,15 +72,15 @@ def select_kernels(arch: int, every_pair: bool = False) -> list[tuple[Kernel, bo
 
 
 def _kind_of(kernel: Kernel) -> tuple[Hashable, ...]:
-    """What tells kernels from others, apart from their numbers of vectors and threads."""
+    """The kind of a kernel: all its properties except the numbers of vectors and threads."""
     plan = Plan(*kernel.plan)
     in_smem = 0 if plan.tier == Tier.STAGED else min(plan.smem_vecs, PREFETCH + 1)
     return *kernel[:4], plan.tier, plan.access, in_smem, plan.blocks_per_row > 1
 
 
 def _every_kernel(arch: int, every_pair: bool) -> Iterator[tuple[Kernel, bool]]:
-    """Kernels, and whether suites time it: those of the suites' calls, of other functions and dtypes at their shapes,
-    of any contiguous tensors with rows or columns so long, and of other tensors."""
+    """(kernel, whether the suites time it): the kernels of the suites' calls, of other functions and dtypes at the same
+    shapes, of any contiguous tensors with rows or columns of these lengths, and of other tensors."""
     shapes: dict[Shape, None] = {}
     for case in (case for name in TIMED for case in SUITES[name].cases):
         for dtype in case.dtypes:
@@ -112,7 +111,7 @@ def kinds(every_pair: bool) -> list[tuple[str, torch.dtype, torch.dtype, str]]:
 
 
 def _in_order_of_memory(case: Case) -> Shape:
-    """The sizes and dims of a case, as those of a contiguous tensor."""
+    """The sizes and dims of a case in memory order, as for a contiguous tensor."""
     order = list(range(len(case.shape)))
     if case.layout == "channels_last":
         order.append(order.pop(1))
@@ -139,21 +138,22 @@ def name_of(kernel: Kernel) -> str:
 
 
 def run_tool(name: str, *arguments: object) -> str:
-    """What a tool for cubins says."""
-    import triton  # which brings the tools
+    """The output of a tool for cubins."""
+    import triton  # its package contains the tools
 
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     return subprocess.run([path, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def read_usage(cubin: Path) -> dict[str, int]:
-    """Registers (REG) of a thread, bytes of STACK, SHARED and LOCAL."""
+    """Registers per thread (REG), and bytes of STACK, SHARED and LOCAL."""
     usage = run_tool("cuobjdump", "--dump-resource-usage", cubin)
     return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", usage)}
 
 
 def disassemble(cubins: Sequence[Path], arch: int) -> list[list[str]]:
-    """The instructions of each, without the NOPs at the end. The disassembler takes 0.3 s to start, so it runs once."""
+    """The instructions of each cubin, without NOPs at the end. The disassembler runs once, as it takes 0.3 s to
+    start."""
     codes = [_machine_code(cubin.read_bytes()) for cubin in cubins]
     together = cubins[0].with_suffix(".code")
     together.write_bytes(b"".join(codes))

@@ -1,4 +1,4 @@
-"""What tests of losses share: shapes, classes of rows, and how close results have to be."""
+"""For tests of losses: shapes, classes of rows, and tolerances."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, note: Any = "") -> None:
-    """To a share of the largest number, or of what a sum of two that cancel is of."""
+    """Compares with a tolerance relative to the largest number, or to the terms of a sum that cancel."""
     eps = tolerance(dtype)
     size = float(want.masked_fill(~want.isfinite(), 0).abs().amax()) if want.numel() else 0.0
     torch.testing.assert_close(

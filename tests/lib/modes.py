@@ -1,4 +1,4 @@
-"""Torch modes, and a backend of torch.compile, that note what a call comes down to."""
+"""Torch modes, and a backend of torch.compile, that record the functions and operators of a call."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Functions(TorchFunctionMode):
-    """Within, the functions of torch that are called."""
+    """Records the functions of torch that are called inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Functions(TorchFunctionMode):
 
 
 class Operators(TorchDispatchMode):
-    """Within, the operators that run, in order."""
+    """Records the operators that run inside the context, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class Operators(TorchDispatchMode):
         return [str(operator) for operator in self.seen]
 
     def ours(self) -> list[str]:
-        """The operators of onepass, without overload and underscore."""
+        """The names of onepass's operators, without overload and underscore."""
         return [name.split(".")[1].lstrip("_") for name in self.names() if name.startswith("onepass.")]
 
 
 class Graphs:
-    """A backend that keeps the graphs of forward and backward, and runs them as they are."""
+    """A backend that records the graphs of forward and backward, and runs them unchanged."""
 
     def __init__(self) -> None:
         self.made: list[torch.fx.GraphModule] = []
@@ -53,10 +53,10 @@ class Graphs:
         return make_boxed_func(graph.forward)
 
     def calls(self) -> list[list[str]]:
-        """Of each graph, the operators that it calls, but for detach."""
+        """For each graph, the operators that it calls, except detach."""
         graphs = [[str(node.target) for node in g.graph.nodes if node.op == "call_function"] for g in self.made]
         return [[name for name in names if name != "aten.detach.default"] for names in graphs]
 
     def operators(self) -> list[list[str]]:
-        """Of each graph, what it calls of onepass."""
+        """For each graph, the operators of onepass that it calls."""
         return [[name.split(".")[1] for name in names if name.startswith("onepass.")] for names in self.calls()]

@@ -1,4 +1,4 @@
-"""What the tests of `onepass.patch` share: the names that are to be served, and runs with the patch and without."""
+"""For tests of `onepass.patch`: the names that it has to serve, and runs with and without the patch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Imported before any patch, as users' modules have them.
+# Imported before any patch, as in users' modules.
 from torch.nn.functional import cross_entropy, log_softmax, softmax, softmin
 from torch.special import logsumexp
 
@@ -27,7 +27,7 @@ def _classes(x: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(x), device=x.device) % x.shape[1]
 
 
-# By name: the function that the report counts, and the call.
+# name -> (the function that the report counts, the call)
 FACES: dict[str, tuple[str, Any]] = {
     "torch.softmax": ("softmax", torch.softmax),
     "torch.log_softmax": ("log_softmax", torch.log_softmax),
@@ -62,7 +62,7 @@ FACES: dict[str, tuple[str, Any]] = {
 
 
 def with_and_without(call: Callable[[], Any]) -> tuple[Any, Any, onepass.patch]:
-    """What `call` gives without a patch, what it gives within one, and that patch, which counted."""
+    """(result of `call` without a patch, result inside a patch, that patch, which has counted)."""
     plain = call()
     with onepass.patch(report=True) as patched:
         ours = call()

@@ -1,4 +1,4 @@
-"""Tables of forced plans for every tier, the lengths and the places in memory to run each on. Nothing here computes."""
+"""Tables of forced plans for every tier, with the lengths and memory layouts to run each on. No calls are made here."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ TYPES = {
 
 
 def names(value: object) -> str | None:
-    """The ids of parameters that are dtypes, plans, tiers, accesses, or pairs of those."""
+    """The pytest id of a parameter that is a dtype, a plan, a tier, an access, or a pair of them."""
     if isinstance(value, Plan):
         return "-".join(str(int(number)) for number in value)
     if isinstance(value, IntEnum):
@@ -38,7 +38,7 @@ def names(value: object) -> str | None:
 
 # Tables of plans ------------------------------------------------------------------------------------------------------
 
-# Of rows, and lengths to run each on: one element, odd, one short, full, one over.
+# Plans of rows, and lengths to run each on: one element, odd, one short of full, full, one over.
 #          tier, threads, rows a block, items, vector, blocks a row, smem vectors, access
 ROW_PLANS = [
     (Plan(Tier.WARP, 1, 128, 4, 1, 1, 0, Access.PREDICATED), [1, 3, 4]),
@@ -78,7 +78,7 @@ ROW_PLANS = [
     (Plan(Tier.TWOPASS, 512, 1, 16, 4, 1, 0, Access.PREDICATED), [4, 8188, 8192, 8193, 20001]),
 ]
 
-# In all tables below, items are vectors: `widen` makes a plan of one. Of gradients of rows:
+# In all tables below items are counted in vectors; `widen` makes a plan of an entry. Gradients of rows:
 ROW_GRADIENT_PLANS = {
     "warp": Plan(Tier.WARP, 32, 4, 7, 1, 1, 0),
     "staged": Plan(Tier.STAGED, 4, 32, 10, 1, 1, 2),
@@ -100,8 +100,8 @@ LOGSUMEXP_GRADIENT_PLANS = [
     Plan(Tier.TWOPASS, 512, 1, 4, 1, 1, 0),
 ]
 
-# Of columns: threads side by side (of slabs: about as many), threads down a column, vectors a thread, blocks that share
-# columns, vectors in shared memory, by tier; the access is set below.
+# Plans of columns by tier: threads across columns (for slabs about this number), threads down a column, vectors per
+# thread, blocks that share columns, vectors in shared memory. The access is set below.
 _TILES = {
     Tier.COLUMNS: [
         *((8, 1, 9, 1, 0), (4, 16, 4, 1, 0), (4, 8, 3, 4, 0), (4, 16, 2, 16, 0), (5, 6, 24, 1, 0)),
@@ -128,7 +128,7 @@ _SHIFTED = {
     Tier.COLUMNS_GRID: [(4, 16, 2, 3, 0), (6, 8, 4, 5, 8)],
     Tier.COLUMNS_TWOPASS: [(4, 16, 4, 1, 0), (8, 8, 3, 3, 0)],
 }
-_IN_SHARED_MEMORY = {  # which takes whole vectors
+_IN_SHARED_MEMORY = {  # vectors in shared memory need whole vectors
     (Tier.COLUMNS, Access.ALIGNED): [(4, 8, 2, 2, 4), (4, 16, 5, 1, 20), (4, 8, 12, 1, 24)],
     (Tier.COLUMNS_GRID, Access.ALIGNED): [(8, 4, 4, 5, 8)],
     (Tier.COLUMNS, Access.SLAB_ALIGNED): [(64, 1, 2, 2, 4), (64, 1, 4, 2, 12)],
@@ -146,7 +146,8 @@ COLUMN_PLANS = {
     for access in sorted(_BY_ACCESS)
     for tier in (Tier.COLUMNS, Tier.COLUMNS_GRID, Tier.COLUMNS_TWOPASS)
 }
-# Threads side by side and down a column, vectors of a thread and their columns, groups on the chip, slices of a group.
+# Threads across columns and down a column, vectors per thread, columns of a vector, groups on the chip, slices of a
+# group.
 COLUMN_PLANS[Tier.COLUMNS_STAGED, Access.ALIGNED] = [
     Plan(Tier.COLUMNS_STAGED, x, y, vectors * columns, columns, stages, slices, Access.ALIGNED)
     for x, y, vectors, columns, stages, slices in (
@@ -164,7 +165,7 @@ COLUMN_PLANS[Tier.COLUMNS_SMEM, Access.SLAB] = [
     Plan(Tier.COLUMNS_SMEM, threads, 1, 4, 1, blocks, 0, Access.SLAB)
     for threads, blocks in ((64, 1), (100, 4), (64, 2))
 ]
-# With a part in shared memory: a few threads have many vectors each, so that elements come in many turns.
+# Plans with few threads, which have many vectors each, so that a thread takes its elements in many turns.
 LATE_PLANS = [
     Plan(Tier.COLUMNS, 4, 4, 5, 1, 1, 16, Access.ALIGNED),
     Plan(Tier.COLUMNS, 2, 8, 4, 1, 4, 8, Access.ALIGNED),
@@ -177,20 +178,20 @@ LATE_PLANS = [
 
 
 def select(plans: Sequence[Plan], every: bool, turn: int, most_cluster: int) -> list[Plan]:
-    """Of a tier's plans all, or the one whose turn it is: each kernel takes a third of a second to compile."""
+    """All plans of a tier, or only the one at index `turn`, because a kernel takes a third of a second to compile."""
     in_clusters = (Tier.COLUMNS, Tier.COLUMNS_SMEM)
     able = [plan for plan in plans if plan.tier not in in_clusters or plan.blocks_per_row <= most_cluster]
     return able if every else [able[turn % len(able)]]
 
 
 def slab_lines(plan: Plan, vector: int, inner: int) -> int:
-    """Threads that take a whole number of lines of a slab."""
+    """The number of threads that take a whole number of lines of a slab."""
     turn = inner // math.gcd(inner, vector)
     return turn * max(1, plan.threads_per_row // turn)
 
 
 def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
-    """A plan of a table, for vectors of so many elements and so many columns side by side."""
+    """A table's plan for vectors of `vector` elements and `inner` adjacent columns."""
     if plan.tier in (Tier.STAGED, Tier.COLUMNS_STAGED):
         return plan
     plan = plan._replace(items_per_thread=plan.items_per_thread * vector, vec_size=vector)
@@ -198,9 +199,9 @@ def widen(plan: Plan, vector: int, inner: int = 1) -> Plan:
 
 
 def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
-    """Short columns, and the longest that the plan serves; of the tier that stores nothing on chip, long ones."""
+    """Short columns, and the longest that the plan serves. For the tier that keeps nothing on the chip, long ones."""
     in_smem = plan.smem_vecs if plan.smem_vecs != PREFETCH and plan.tier != Tier.COLUMNS_STAGED else 0
-    if plan.tier == Tier.COLUMNS_SMEM:  # of any length; the parts of a block that come apart have some vectors, or none
+    if plan.tier == Tier.COLUMNS_SMEM:  # any length; a block's part may also be empty
         return [2, 67, 150]
     if plan.tier == Tier.COLUMNS_STAGED:
         vectors = plan.items_per_thread // plan.vec_size
@@ -220,14 +221,14 @@ def column_lengths(plan: Plan, vector: int, inner: int) -> list[int]:
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in memory."""
+    """The strides and the offset of a tensor in memory."""
 
     strides: tuple[int, ...]
     offset: int
 
 
 def place_of(access: int, n: int, inner: int, vector: int) -> Place:
-    """Of (outer, n, inner), with gaps wherever this access allows them."""
+    """The place of a tensor (outer, n, inner), with all gaps that this access allows."""
     if access in (Access.PREDICATED, Access.ALIGNED):
         pitch = -(-inner // vector) * vector + vector
         return Place((n * pitch, pitch, 1), vector)
@@ -242,8 +243,8 @@ def place_of(access: int, n: int, inner: int, vector: int) -> Place:
 
 
 def shapes(plan: Plan, vector: int) -> Iterator[tuple[int, int, Place, Plan]]:
-    """Short and long columns, and how many side by side (less than a tile and more, with a part of a vector at the end
-    where that may be), where they lie, and the plan for them."""
+    """(n, inner, place, plan) for short and long columns. The adjacent columns, inner, are fewer and more than a tile,
+    with a part of a vector at the end if the access allows it."""
     inners = {Access.PREDICATED: (vector + 1, plan.threads_per_row * vector + 3)}
     inners |= {Access.SHIFTED: inners[Access.PREDICATED]}
     if plan.tier == Tier.COLUMNS_STAGED:  # odd, even, and slices that are vectors

@@ -1,5 +1,5 @@
-"""What runs forced plans (the CUDA engine, or its emulator), and calls and gradients by them, on tensors amid poison,
-compared with their definitions."""
+"""Runs calls and gradients with forced plans (on the CUDA engine, or its emulator), on tensors surrounded by poisoned
+memory, and compares them with their definitions."""
 
 import math
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ from onepass.validation import reduces_to
 TOLERANCE = {F64: 1e-12, F32: 3e-6, F16: 2e-3, BF16: 1.6e-2}
 
 
-# What runs plans ------------------------------------------------------------------------------------------------------
+# Engines that run plans -----------------------------------------------------------------------------------------------
 
 
 class Engine:
-    """The native engine of a device. Only that of a GPU takes plans."""
+    """The native engine of a device. Only the CUDA engine takes plans."""
 
     def __init__(self, device: str) -> None:
         self.device, self.most_cluster = device, 1
@@ -74,39 +74,40 @@ class Engine:
             ops._softmax_backward.out(g, saved, number, dims, dx)
 
 
-Runner = Engine | Emulator  # serves calls and gradients into given results, by a plan or (None) by its own
+Runner = Engine | Emulator  # writes calls and gradients to given results, with a given plan or its own
 
 
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 
 def amid(fill: float, shape: Sequence[int], place: Place, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Memory full of `fill`, and a tensor in it."""
+    """(memory filled with `fill`, a tensor in it)."""
     reach = sum((size - 1) * stride for size, stride in zip(shape, place.strides, strict=True) if size)
     memory = torch.full((place.offset + reach + 9,), fill, device=device, dtype=dtype)
     return memory, memory.as_strided(tuple(shape), place.strides, place.offset)
 
 
 def operand(values: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
-    """The values in memory that is NaN everywhere else."""
+    """A tensor with these values, in memory that is NaN everywhere else."""
     return amid(math.nan, values.shape, place, dtype, values.device.type)[1].copy_(values)
 
 
 def assert_untouched(memory: Tensor, result: Tensor, fill: float) -> None:
-    """Beside the result, which is overwritten."""
+    """Asserts that only the result was written. It overwrites the result."""
     result.fill_(fill)
     assert (memory == fill).all(), "memory beside the result was written"
 
 
 def special(outer: int, n: int, inner: int, dtype: torch.dtype, device: str, few: bool = False) -> Tensor:
-    """(outer, n, inner) with columns of what is not finite and of one value, and unless `few` far from 0."""
+    """A tensor (outer, n, inner) with columns that have infinities or NaN, or one value, and unless `few` large
+    values."""
     x = torch.randn(outer * inner, n, device=device, dtype=F64) * 3
     count = len(x)
     if count > 8 or (few and count > 6):
         x[1, : n - 1] = -torch.inf  # a long run, to the last element
         x[2, 1:] = -torch.inf
         x[3] = -torch.inf
-        x[4] = x[4].abs() + 100.0 if few else x[4]  # of which exp is infinite itself
+        x[4] = x[4].abs() + 100.0 if few else x[4]  # exp() of these is infinite
         x[4, n // 2] = torch.inf
         x[5, n // 2] = torch.nan
         x[6] = 7.0
@@ -137,8 +138,9 @@ def assert_gradient(dx: Tensor, want: Tensor, scale: Tensor) -> None:
 
 
 def assert_close(function: str, got: Tensor, want: Tensor, few_ulp: float = 2.2e-6) -> None:
-    """Probabilities: relative, down to where the numbers are no longer normal. Logarithms: relative to
-    max(1, |result|). Of float32 `few_ulp`: half a unit of x - m, up to 64 in these tests, and the exponential's own."""
+    """The tolerance of probabilities is relative, down to the smallest normal number. For logarithms it is relative to
+    max(1, |result|). For float32 it is `few_ulp`: half a unit of x - m, up to 64 in these tests, plus the error of the
+    exponential."""
     rtol = {F64: 1e-13, F32: few_ulp}.get(got.dtype, TOLERANCE[got.dtype])
     least = rtol if function.startswith("log") else torch.finfo(got.dtype).smallest_normal
     torch.testing.assert_close(got.double(), want, rtol=rtol, atol=least, equal_nan=True)
@@ -153,8 +155,8 @@ def forward(
     plan: Plan | None,
     closely: bool = False,
 ) -> None:
-    """One call of (outer, n, inner) over n into a poisoned result amid untouched memory, compared by `assert_close` or
-    by `assert_defined`."""
+    """One call of (outer, n, inner) over n, which writes to a poisoned result. Compares the result by `assert_close` or
+    `assert_defined`, and checks that the memory around it is untouched."""
     outer, _, inner = x.shape
     shape, there = (tuple(x.shape), place)
     if function == "logsumexp":
@@ -179,7 +181,7 @@ def forward(
     assert_untouched(memory, out, 7.0)
 
 
-# What the result's gradient has one value for.
+# What the upstream gradient has one value for.
 ONE_EACH, ONE_A_COLUMN, ONE_A_BLOCK, ONE_FOR_ALL, WITH_STEPS = range(5)
 
 
@@ -192,10 +194,10 @@ def backward(
     places: Place | tuple[Place, Place, Place],
     plan: Plan | None,
 ) -> None:
-    """As `forward`, for a gradient. `places`: of what was saved, of the result's gradient, of the result."""
+    """As `forward`, for a gradient. `places`: of the saved tensor, of the upstream gradient, of the result."""
     outer, _, inner = shape
     saved_place, grad_place, place = (places,) * 3 if isinstance(places, Place) else places
-    saved_type, other = types  # of logsumexp those of the input and of the result
+    saved_type, other = types  # for logsumexp, of the input and of the result
     memory, dx = amid(7.0, shape, place, saved_type if function == "logsumexp" else other, runner.device)
     dx.fill_(torch.nan)
     x = 2 * torch.randn(shape, device=runner.device, dtype=F64)
@@ -218,9 +220,9 @@ def backward(
 
 
 def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths: Sequence[int]) -> None:
-    """A plan on each length that it serves, with vectors as wide as the types allow."""
+    """Runs a plan on each length that it serves, with vectors as wide as the dtypes allow."""
     x_type, y_type = types
-    reduces = function in ("logsumexp", "state")  # which write no rows: their vectors are those of the input
+    reduces = function in ("logsumexp", "state")  # they write no rows, so only the input's dtype limits the vectors
     plan = plan._replace(
         vec_size=min(plan.vec_size, 16 // (x_type.itemsize if reduces else max(x_type.itemsize, y_type.itemsize)))
     )
@@ -249,8 +251,8 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
         x = special(rows, n, 1, x_type, runner.device, few=True).contiguous()
         aligned = tier in (Tier.WARP, Tier.BLOCK, Tier.CLUSTER) and not access and n % vector == 0
         for one in (access, Access.ALIGNED) if aligned else (access,):
-            # Short tiles through shared memory also begin within vectors: in input and result, or in the result alone;
-            # and there are gaps between rows.
+            # Short tiles through shared memory also begin within vectors, in the input and the result or in the result
+            # alone, and have gaps between rows.
             few = min(3, n // 2)
             short = ((0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0), (1, 0, few, 0), (1, 1, few, few), (0, 1, few, n // 4))
             for x_at, y_at, x_gap, y_gap in short if tier == Tier.STAGED and n < 100 else short[:1]:
@@ -261,30 +263,30 @@ def check_rows(runner: Runner, function: str, types: Types, plan: Plan, lengths:
 def is_served(function: str, x_type: torch.dtype, y_type: torch.dtype) -> bool:
     if function == "logsumexp":
         return reduces_to(function, x_type, y_type)
-    return function != "state" or (x_type, y_type) in TYPES["state"]  # of the type that it is added up in
+    return function != "state" or (x_type, y_type) in TYPES["state"]  # a state has the accumulator's dtype
 
 
 def vector_of(function: str, types: Types, access: int) -> int:
-    """Elements of 16 bytes of the wider type of what is as long as the columns."""
+    """The elements of 16 bytes of the widest dtype among the tensors that are as long as the columns."""
     widest = types[0].itemsize if function in TYPES else max(types[0].itemsize, types[1].itemsize)
     return 16 // widest if access != Access.STRIDED else 1
 
 
 def check_columns(runner: Runner, function: str, types: Types, plan: Plan) -> None:
-    """A plan over columns with everything that is special, short and long ones."""
+    """Runs a plan over short and long columns with special values."""
     for n, inner, place, given in shapes(plan, vector_of(function, types, plan.access)):
         for outer in (1, 3):
             values = special(outer, n, inner, types[0], runner.device)
-            gaps = Place((n * (inner + 1) + 2, inner + 1, 1), 1)  # between lines, and between slices
+            gaps = Place((n * (inner + 1) + 2, inner + 1, 1), 1)  # gaps between lines and between slices
             more = [(gaps, place), (gaps, gaps)] if plan.tier == Tier.COLUMNS_STAGED else []
-            if (plan.tier, plan.access) == (Tier.COLUMNS_SMEM, Access.SHIFTED):  # results begin elsewhere in vectors
+            if (plan.tier, plan.access) == (Tier.COLUMNS_SMEM, Access.SHIFTED):  # results have another alignment
                 more = [(place, Place((n * (inner + 2), inner + 2, 1), 3))]
             for of_x, of_y in [(place, place), *more]:
                 forward(runner, function, operand(values, of_x, types[0]), types[1], of_y, given)
 
 
 def kinds_of(function: str, access: int, tier: int = Tier.COLUMNS) -> list[int]:
-    """Of the result's gradient, of which those with one value have kernels of their own."""
+    """The kinds of upstream gradients to test. Those with one value for several elements have kernels of their own."""
     if tier == Tier.COLUMNS_STAGED:
         return [] if function == "logsumexp" else [ONE_EACH]
     if tier == Tier.COLUMNS_SMEM and function == "logsumexp":
@@ -305,7 +307,7 @@ def check_column_gradients(runner: Runner, function: str, types: Types, plan: Pl
 
 
 def growing(n: int, inner: int, device: str) -> Tensor:
-    """One kind of column beside another: (9, n, inner), as close as `inner` to the next kind."""
+    """Columns of nine kinds: (9, n, inner), with `inner` adjacent columns of each kind."""
     at = torch.arange(n, device=device, dtype=F32).unsqueeze(1)
     noise = torch.randn(n, inner, device=device)
     rising = (at / n - 0.5) * 800
@@ -314,7 +316,7 @@ def growing(n: int, inner: int, device: str) -> Tensor:
         rising + noise,
         -rising + noise,
         spike + noise,
-        59 * (at % 13 == 7) + 40 * (at % 5 == 3) + noise,  # just under what makes a thread begin anew
+        59 * (at % 13 == 7) + 40 * (at % 5 == 3) + noise,  # just below the rise at which a thread rescales its sum
         torch.where(at < n // 2, -torch.inf, noise + 100),
         torch.where(at == n - 1, torch.inf, noise),
         torch.where(at == n // 2, torch.nan, rising + noise),
@@ -325,11 +327,11 @@ def growing(n: int, inner: int, device: str) -> Tensor:
 
 
 def check_late_maxima(runner: Runner, function: str, plan: Plan, dtype: torch.dtype = F32) -> None:
-    """softmax or softmin of columns whose maximum comes late; small results are as exact as the others."""
+    """softmax or softmin of columns whose maximum comes late. Small results must be as exact as large ones."""
     inner, vector = {Access.PREDICATED: 19, Access.ALIGNED: 24}.get(plan.access, 7), 16 // dtype.itemsize
     for n in column_lengths(plan, vector, inner):
         x = growing(n, inner, runner.device)
-        x = torch.cat([x, x.flip(0).roll(3, 2)])  # neighbours of all kinds
+        x = torch.cat([x, x.flip(0).roll(3, 2)])  # each kind of column also beside other kinds
         x = torch.cat([x, torch.where(torch.arange(inner, device=x.device) % 2 == 0, x, x.flip(0))])
         x = (-x if function == "softmin" else x).to(dtype)
         pitch = -(-inner // vector) * vector if plan.access != Access.SLAB_ALIGNED else inner

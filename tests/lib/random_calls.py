@@ -1,4 +1,4 @@
-"""The random calls of scripts/fuzz_cpu.py: how tensors lie, and what a call of a function is judged by."""
+"""The random calls of scripts/fuzz_cpu.py: the layouts of tensors, and the checks of a call of a function."""
 
 import ctypes
 import math
@@ -20,13 +20,14 @@ LENGTHS = [7, 8, 9, 15, 16, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256
 LENGTHS += [2047, 2048, 2049, 4095, 4096, 4097, 5003, 8193, 16385]
 SPECIALS = [math.inf, -math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, 88.7, -103.9, 709.8, 6e4, -6e4, 3e38, -3e38]
 SPECIALS += [1e-40, -1e-40, 6e-8, 1e308, -1e308, 5e-324]
-SMALL, LARGE, REACH = 6_000, 250_000, 1_000_000  # elements of a call; what several threads take; of its memory
+# The most elements of a small call, of a call that several threads share, and of the memory that a call spans.
+SMALL, LARGE, REACH = 6_000, 250_000, 1_000_000
 POISON = 77.0
 
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in a buffer of its own."""
+    """The sizes, strides and offset of a tensor in its buffer."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -58,7 +59,7 @@ def strided(rng: random.Random, sizes: Sequence[int], kind: str) -> View:
 
 
 def draw_view(rng: random.Random, sizes: Sequence[int], kinds: Sequence[str], most: int) -> tuple[str, View]:
-    """One of these kinds and a view of it that reaches over no more than `most` elements of memory."""
+    """A random kind and a view of that kind that spans at most `most` elements of memory."""
     while True:
         kind = rng.choice(kinds)
         view = strided(rng, sizes, kind)
@@ -67,7 +68,7 @@ def draw_view(rng: random.Random, sizes: Sequence[int], kinds: Sequence[str], mo
 
 
 def sizes_of(rng: random.Random) -> list[int]:
-    """Sizes of rank 0 to 5, one of them often long; seldom an empty one."""
+    """Random sizes of rank 0 to 5. One of them is often long; rarely one is 0."""
     most = LARGE if rng.random() < 0.15 else SMALL
     sizes = [rng.choice(SIZES) for _ in range(rng.choice([0, 1, 2, 2, 2, 3, 3, 4, 5]))]
     for _ in range(1 if most == SMALL else 2):
@@ -84,7 +85,7 @@ def sizes_of(rng: random.Random) -> list[int]:
 
 
 def guarded(count: int, dtype: torch.dtype, at_end: bool) -> Tensor:
-    """Memory that ends, or begins, at a page that cannot be touched."""
+    """A tensor whose memory ends, or begins, at a page that cannot be accessed."""
     size, page = max(count, 1) * dtype.itemsize, mmap.PAGESIZE
     room = -(-size // page) * page
     memory = mmap.mmap(-1, room + 2 * page)
@@ -96,11 +97,11 @@ def guarded(count: int, dtype: torch.dtype, at_end: bool) -> Tensor:
 
 
 class Wrong(Exception):
-    """What is wrong with a call."""
+    """An error that says what is wrong with a call."""
 
 
 class Call:
-    """Call number `number` of the run with `seed`: the same again whatever was called before it."""
+    """Call number `number` of the run with `seed`. It does not depend on earlier calls."""
 
     guard = False
     specials: Sequence[float] = SPECIALS
@@ -135,7 +136,7 @@ class Call:
         return f"{self.function} over {self.dim} of {self.view}, {types}, {how}"
 
     def lay(self, values: Tensor, view: View) -> Tensor:
-        """The view of memory that has these values."""
+        """The view of a buffer with these values."""
         if self.guard:
             values = guarded(len(values), values.dtype, self.rng.random() < 0.7).copy_(values)
         return view.of(values)
@@ -159,7 +160,7 @@ class Call:
         return [1 if d in dims else n for d, n in enumerate(sizes) if self.keepdim or d not in dims]
 
     def place(self) -> View:
-        """How `out` lies: any layout whose elements are apart."""
+        """The layout of `out`: any without overlapping elements."""
         return draw_view(self.rng, self.shape(), ["contiguous", "permuted", "sliced"], 4 * REACH)[1]
 
     def make(self, x: Tensor, **options: Any) -> Any:
@@ -171,7 +172,7 @@ class Call:
         return {"the input": self.input()}
 
     def check(self) -> int:
-        """Make the call twice and judge it; gives the elements that went in. Raises Wrong."""
+        """Makes the call twice and checks it. Returns the number of input elements. Raises Wrong."""
         given = self.operands()
         x, place = given["the input"], self.place() if self.mode == "out" else None
         y = self.with_threads(given, lambda: self.once(x, place))
@@ -179,7 +180,7 @@ class Call:
         return x.numel()
 
     def with_threads(self, given: Mapping[str, Tensor], make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        """What `make` gives with one thread and with several: the same bits, and no operand changes."""
+        """The result of `make`. Checks that one thread and several give the same bits, and that no operand changes."""
         before, results = {name: t.clone() for name, t in given.items()}, []
         for threads in (1, self.threads):
             torch.set_num_threads(threads)
@@ -222,7 +223,7 @@ class Call:
         return (target,)
 
     def undisturbed(self, y: Tensor, view: View) -> None:
-        """No element of the memory of `y` that is none of its own has changed."""
+        """Checks that in the memory of `y` only elements of `y` have changed."""
         memory = y.as_strided((view.reach(),), (1,), y.storage_offset() - view.offset).clone()
         view.of(memory).fill_(POISON)
         self.demand(bool((memory == POISON).all()), "an element beside the result was written")
@@ -230,7 +231,7 @@ class Call:
     def demand_near(
         self, name: str, got: Tensor, want: Tensor, limit: Tensor, may_be_nan: Tensor | None = None
     ) -> None:
-        """`got` is `want` within `limit`, or infinite where that is more than its dtype has."""
+        """Checks that `got` is `want` within `limit`, or infinite if `want` overflows its dtype."""
         y, most = got.double(), torch.finfo(got.dtype).max
         over = (want.abs() + limit >= most) & y.isinf() & (y.sign() == want.sign())
         good = (y == want) | ((y - want).abs() <= limit) | over
@@ -248,6 +249,6 @@ class Call:
 
 
 def equal_bits(a: Tensor, b: Tensor) -> bool:
-    """The same elements to the sign of zero; any NaN is as good as another."""
+    """Whether all elements are equal, also in the sign of zero. Any NaN equals any other."""
     same = (a == b) & (a.signbit() == b.signbit()) | (a != a) & (b != b)
     return a.dtype == b.dtype and a.shape == b.shape and bool(same.all())

@@ -19,7 +19,7 @@ LEAST = 1.2e-38  # exponentials below it are 0
 
 
 class Loss(Call):
-    """A loss of logits, and of most calls its gradient."""
+    """A loss of logits, and for most calls its gradient."""
 
     def __init__(self, seed: int, number: int):
         rng = self.rng = random.Random(f"{seed}/{number}")
@@ -86,7 +86,7 @@ class Loss(Call):
             self.demand_near(name, y.detach(), right.detach(), eps.eps * right.detach().abs() + limit + 2 * eps.tiny)
         if self.has_gradient:
             g = [torch.randn(y.shape, generator=torch.Generator().manual_seed(self.values + 1)).to(y) for y in results]
-            if self.options:  # a row that is ignored passes nothing on
+            if self.options:  # an ignored row has no gradient
                 g[1].masked_fill_(self.target == self.options["ignore_index"], 0)
             (dx,) = self.with_threads(given, lambda: torch.autograd.grad(results, leaf, g, retain_graph=True))
             (right,) = torch.autograd.grad(want, wide, [t.double() for t in g])
@@ -97,18 +97,18 @@ class Loss(Call):
         return given[INPUT].numel()
 
     def defined_scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores in float64, classes last, and the input that they are made of."""
+        """(scores in float64 with the classes last, the input that they are computed from)."""
         wide = x.detach().double().requires_grad_()
         s = wide / self.temperature if self.temperature else wide
         s = self.softcap * torch.tanh(s / self.softcap) if self.options and self.softcap else s
         return s.movedim(self.axis, -1), wide
 
     def defined(self, scores: Tensor, weight: Tensor | None) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """The results, how far off they may be, and what each row counts for."""
+        """(results, their allowed errors, the weight of each row)."""
         eps = 64 * torch.finfo(accumulator(self.dtype)).eps
         size = scores.detach().masked_fill(~scores.isfinite(), 0).abs().amax(-1)
         lse = scores.logsumexp(-1)
-        lse = torch.where(scores.amax(-1) == -torch.inf, torch.nan, lse)  # as the loss is of a row without a score
+        lse = torch.where(scores.amax(-1) == -torch.inf, torch.nan, lse)  # as the loss of a row without a score
         log_p = scores - lse.unsqueeze(-1)
         classes = scores.shape[-1]
         kept = self.target != self.options.get("ignore_index", -1 - classes)
@@ -135,7 +135,7 @@ class Loss(Call):
         return [loss.sum() / total, lse], [limit.sum() / total, of_lse], share / total
 
     def judge_gradient(self, dx: Tensor, want: Tensor, scores: Tensor, g: Sequence[Tensor], share: Tensor) -> None:
-        """Terms are as exact as the logarithm of a probability; a row has its own gradient and its logsumexp's."""
+        """Terms must be as exact as the logarithm of a probability. A row's gradient includes that of its logsumexp."""
         eps, out = 128 * torch.finfo(accumulator(self.dtype)).eps, torch.finfo(self.dtype)
         size = scores.masked_fill(~scores.isfinite(), 0).abs().amax(-1)
         p = scores.softmax(-1)

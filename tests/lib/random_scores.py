@@ -20,9 +20,9 @@ INPUT = "the input"
 
 
 class Scored(Call):
-    """A function of scores and, of most calls, gradients: by autograd, or by the engine's operator into any layout."""
+    """A function of scores and, for most calls, gradients: by autograd, or by the engine's operator into any layout."""
 
-    # The product of a finite one and a scale stays finite.
+    # Finite ones are small enough that their product with a scale is finite.
     specials: ClassVar = [value for value in SPECIALS if not 1e30 < abs(value) < math.inf]
 
     def __init__(self, seed: int, number: int):
@@ -42,7 +42,7 @@ class Scored(Call):
             return rng.random() < share
 
         def draw(name: str, most: Sequence[int]) -> None:
-            """A tensor that broadcasts to these sizes."""
+            """Draws a tensor that broadcasts to these sizes."""
             shape = [n if happens(0.6) else 1 for n in most]
             shape = shape[rng.randint(0, len(shape)) :] if happens() else shape
             view = draw_view(rng, shape, [*LAYOUTS, "expanded", "overlapping"], REACH)[1]
@@ -94,7 +94,7 @@ class Scored(Call):
             return values < rng.choice([-1.5, 0.0, 1.0, 4.0])
         values = (values.abs() if name == "alibi" else values) * rng.choice([0.1, 1.0, 3.0])
         special = {"bias": -math.inf, "sink": -math.inf, "gradient": math.nan}.get(name, 0.0)
-        # (Outside a window a gradient may be read, or not.)
+        # (No NaN in a gradient with a window: outside of it a kernel may read the gradient or not.)
         if rng.random() < 0.15 and not (name == "gradient" and {"causal", "window"} & self.numbers.keys()):
             values[rng.randrange(count) :: rng.choice([1, 2, 7, 64, 10**6])] = special
         return values
@@ -104,7 +104,7 @@ class Scored(Call):
 
     def judge(self, given: Mapping[str, Tensor], y: Sequence[Tensor]) -> None:
         self.demand_form(y[0])
-        x = given[INPUT].to(self.result)  # as the function rounds it
+        x = given[INPUT].to(self.result)  # rounded as by the function
         self.judge_forward(x, y[0])
         if self.way == "autograd":
             self.check_autograd(given, x)
@@ -176,7 +176,7 @@ class Scored(Call):
         return distances(x, check_scores(self.function, x, self.dims, self.options)[1]).abs().double()
 
     def scores_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The scores of x, the magnitudes of what they are sums of, and the logsumexp of each row."""
+        """(scores of x, the summed magnitudes of their terms, the logsumexp of each row)."""
         options = self.doubles()
         sink = options.pop("sink", None)
         del options["empty"]
@@ -190,12 +190,12 @@ class Scored(Call):
         return s, size.where(s.isfinite(), 0.0), lse
 
     def judge_forward(self, x: Tensor, y: Tensor) -> None:
-        """One rounding of the result, a few of each score, and those of a row's sum."""
+        """Allows one rounding of the result, a few of each score, and those of a row's sum."""
         dims, kind, eps = tuple(self.dims), torch.finfo(y.dtype), torch.finfo(accumulator(y.dtype)).eps
         s, size, lse = self.scores_of(x)
         named = {"keepdim": True} if self.function == "logsumexp" else {}
         want = getattr(reference, self.function)(x, dims, **named, **self.doubles())
-        error = 8 * eps * (1 + size + (lse - s).nan_to_num(0, 0, 0).abs())  # of the exponential of a score
+        error = 8 * eps * (1 + size + (lse - s).nan_to_num(0, 0, 0).abs())  # the error of the exponential of a score
         weights = (s - lse).exp().nan_to_num(0, 0, 0)
         row = (weights * error).sum(dims, keepdim=True) + eps * (8 + s.numel() / max(lse.numel(), 1) / 8)
         if self.function == "logsumexp":
@@ -207,8 +207,8 @@ class Scored(Call):
         self.demand_near(self.function, y, want.reshape(y.shape), limit.reshape(y.shape))
 
     def judge_gradients(self, made: Mapping[str, Tensor], x: Tensor, y: Tensor, g: Tensor) -> None:
-        """Gradients of the input and of tensors beside it, from the gradient g of the result y, which has all dims. x
-        is what the function computes of."""
+        """Checks the gradients of the input and of the side tensors, from the gradient g of the result y, which has all
+        dims. x is the rounded input."""
         function, dims, options = self.function.replace("softmin", "softmax"), tuple(self.dims), self.doubles()
         s, size, lse = self.scores_of(x)
         inner = torch.finfo(accumulator(y.dtype)).eps
@@ -248,7 +248,7 @@ class Scored(Call):
             limit = kind.eps * want.abs() + (8 + count**0.5) * inner * sizes + 2 * max(kind.tiny * kind.eps, 1.2e-38)
             if got.element_size() == 2:
                 limit = limit + 2.0**-15 * sizes
-            if name != INPUT:  # they may be sums of that of the input, which has been rounded and scaled
+            if name != INPUT:  # these may be sums of the input's gradient, which is rounded and scaled
                 of_x = torch.finfo(self.dtype)
                 limit = limit + of_x.eps * sizes + count * of_x.tiny * of_x.eps * 8
             self.demand_near(f"the gradient of {name}", got, want, limit)

@@ -22,7 +22,7 @@ HEADS = ((), (), (2,), (3,), (8,), (16,), (64,), (130,), (3, 5))
 
 
 def defined(function: str, row: Tensor) -> Tensor:
-    """Over dim 0, in float64. torch's own adds up a long row one by one, and is further from the truth than onepass."""
+    """The function over dim 0 in float64. torch's own sums a long row sequentially and is less exact than onepass."""
     top = row.amax(0)
     if function == "logsumexp":
         base = torch.where(top.isfinite(), top, 0)
@@ -32,7 +32,7 @@ def defined(function: str, row: Tensor) -> Tensor:
 
 
 class Segmented(Call):
-    """A function of segments of one dim, and of most calls its gradient."""
+    """A function of the segments of one dim, and for most calls its gradient."""
 
     def __init__(self, seed: int, number: int):
         rng = self.rng = random.Random(f"{seed}/{number}")
@@ -112,7 +112,7 @@ class Segmented(Call):
         self.demand_near("the result", y, want, limit)
 
     def judge_gradient(self, scores: Tensor, y: Tensor, g: Tensor, dx: Tensor, places: Sequence[Tensor]) -> None:
-        """From the rounded result, but of logsumexp, whose result is saved unrounded."""
+        """Checks the gradient from the rounded result. For logsumexp the unrounded result is saved."""
         eps, out = 128 * torch.finfo(accumulator(self.dtype)).eps, torch.finfo(self.dtype)
         want, limit = torch.empty_like(scores), torch.empty_like(scores)
         y, g = y.double(), g.double()

@@ -1,4 +1,4 @@
-"""Processes of a test that are the ranks of a group, of gloo or, one for each GPU, of NCCL."""
+"""Processes of a test that are the ranks of a process group, of gloo or of NCCL (one for each GPU)."""
 
 import datetime
 import sys
@@ -15,7 +15,7 @@ from .scripts import Forks
 
 
 def join(size: int, seconds: float = 60, backend: str = "gloo") -> int:
-    """Makes this process a rank of the default group, and gives its number."""
+    """Makes this process a rank of the default group, and returns its number."""
     torch.set_num_threads(1)
     store = dist.FileStore("store", size)
     rank = store.add("ranks", 1) - 1
@@ -40,10 +40,10 @@ def run_cases(size: int, cases: dict[str, Callable[..., None]], *arguments: Any,
 
 
 def run(processes: Forks, folder: Path, size: int, file: str, code: str) -> None:
-    """Runs `code` of a file of tests, by the name t, in so many processes."""
+    """Runs `code` in `size` processes. It may use the test file `file` as the module t."""
     paths = [str(ROOT / "tests"), str(Path(file).parent)]
     module = Path(file).stem
     ends = processes.run(folder, f"import sys; sys.path[:0] = {paths}; import {module} as t; t.{code}", size)
     errors = [end.errors[-4000:] for end in ends if end.status]
-    own = [error for error in errors if "AssertionError" in error] or errors  # those of peers come after them
+    own = [error for error in errors if "AssertionError" in error] or errors  # errors of other ranks follow from these
     assert not errors, own[0]

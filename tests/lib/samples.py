@@ -1,4 +1,4 @@
-"""Inputs that several tests share: small views for checks of gradients and operators, values for judges of accuracy."""
+"""Inputs that several tests share: small views for checks of gradients and operators, and values for accuracy tests."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def _one_hot(rows: int, n: int, g: torch.Generator) -> Tensor:
 
 
 ROWS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
-    # Every row is another one, or the largest of a few errors would be chance.
+    # All rows differ; otherwise the largest of a few errors would be chance.
     "normal": _normal,
     "offset": lambda rows, n, g: _normal(rows, n, g) + 1234.567,
     "huge offset": lambda rows, n, g: _normal(rows, n, g) * 4 - 3.0e4,
@@ -51,7 +51,7 @@ ROWS: dict[str, Callable[[int, int, torch.Generator], Tensor]] = {
 }
 
 
-SPECIAL_ROWS: dict[str, Callable[[Tensor], Any]] = {  # what a row of 1.0 holds instead at some places
+SPECIAL_ROWS: dict[str, Callable[[Tensor], Any]] = {  # changes to a row of 1.0
     "all -inf": lambda r: r.fill_(-torch.inf),
     "all +inf": lambda r: r.fill_(torch.inf),
     "all NaN": lambda r: r.fill_(torch.nan),

@@ -1,4 +1,4 @@
-"""Calls with scores: options of every kind, and what results are compared with."""
+"""Calls with scores: options of every kind, and the definition that results are compared with."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,17 +13,17 @@ from onepass import reference
 F32, F64, F16, BF16 = DTYPES
 INF, NAN = torch.inf, torch.nan
 Options = dict[str, Any]
-FLOAT_TENSORS = ("scale", "bias", "alibi", "sink")  # that have gradients
+FLOAT_TENSORS = ("scale", "bias", "alibi", "sink")  # these have gradients
 
 
 def defined(function: str, x: Tensor, dim: Any, options: Mapping[str, Any], keepdim: bool = False) -> Tensor:
-    """The definition, of an input that has been rounded to the call's dtype."""
+    """The definition, for an input that is already rounded to the call's dtype."""
     named: Options = {"keepdim": keepdim} if function == "logsumexp" else {}
     return getattr(reference, function)(x, dim, **named, **options)
 
 
 def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype, size: float, note: Any = "") -> None:
-    """Within one rounding to `dtype` and a few of the accumulator, of numbers of the magnitude `size`."""
+    """Allows one rounding to `dtype`, and a few of the accumulator for numbers of the magnitude `size`."""
     want = torch.where(want.abs() > torch.finfo(dtype).max, want.sign() * INF, want)
     allowed = torch.finfo(dtype).eps + (24 + 4 * size) * torch.finfo(accumulator(dtype)).eps
     torch.testing.assert_close(
@@ -51,7 +51,7 @@ def half_true(make: Callable[..., Tensor], *shape: int) -> Tensor:
     return make(*shape) > -1
 
 
-# Each makes the options of a call on an input of the shape (2, 3, 5, 7), whose last dim is reduced.
+# Each function makes the options of a call on an input of the shape (2, 3, 5, 7), whose last dim is reduced.
 SHAPE = (2, 3, 5, 7)
 CASES: dict[str, Callable[[Callable[..., Tensor]], Options]] = {
     "scale": lambda r: {"scale": 0.3},

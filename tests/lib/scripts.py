@@ -15,13 +15,13 @@ from .paths import ROOT
 
 
 def run_python(*arguments: Any, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-    """This Python with arguments (`-c`, code; a script), and more variables in its environment."""
+    """Runs this Python with arguments (`-c`, code; or a script), and more environment variables."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout)
 
 
 def python_output(code: str, **options: Any) -> str:
-    """What `code` prints, which does not fail."""
+    """The output of `code`, which must not fail."""
     done = run_python("-c", code, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
@@ -54,13 +54,13 @@ for line in sys.stdin:
 
 
 class Forks:
-    """Runs Python in forks of one process, which has imported some modules: torch takes 2 s."""
+    """Runs Python in forks of one process that has already imported some modules: importing torch takes 2 s."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def run(self, folder: Path, code: str, count: int = 1, **environment: str) -> list[Done]:
-        """Runs code in `folder`, the first place where it looks for modules, `count` times side by side."""
+        """Runs code `count` times in parallel, in `folder`, which is also the first folder on its module path."""
         assert self.process.stdin
         assert self.process.stdout
         self.process.stdin.write(json.dumps([str(folder), code, environment, count]) + "\n")

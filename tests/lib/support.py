@@ -1,4 +1,4 @@
-"""What the tests share: the tables of functions, dtypes, layouts and engines, and the tolerance of the definition."""
+"""Shared by all tests: tables of functions, dtypes, layouts and engines, and the tolerances."""
 
 import gc
 import itertools
@@ -21,14 +21,14 @@ FUNCTIONS = (*SOFTMAXES, "logsumexp")
 OPERATORS = (*FUNCTIONS, "state")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-TORCH: dict[str, Callable[..., Any]] = {  # each function's namesake, as users call it
+TORCH: dict[str, Callable[..., Any]] = {  # torch's function of the same name, as users call it
     "softmax": torch.softmax,
     "log_softmax": torch.log_softmax,
     "softmin": torch.nn.functional.softmin,
     "logsumexp": torch.logsumexp,
 }
 
-Make = Callable[..., Tensor]  # make(*shape) -> values of the dtype and device under test
+Make = Callable[..., Tensor]  # make(*shape) -> random values of the tested dtype and device
 
 
 def ours(function: str) -> Callable[..., Tensor]:
@@ -51,7 +51,7 @@ def engines_at_hand() -> list[Any]:
 
 
 def both(function: str, engine: str = "auto", **named: Any) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """The function and its definition, as functions of a tensor alone; a state is its two planes."""
+    """The function and its definition, as functions of a tensor. They return a state as two planes."""
     definition = getattr(reference, function)
     if function == "state":
         return lambda x: torch.stack(ours(function)(x, engine=engine, **named)), lambda x: torch.stack(
@@ -61,7 +61,7 @@ def both(function: str, engine: str = "auto", **named: Any) -> tuple[Callable[..
 
 
 def keepdims(function: str) -> list[dict[str, bool]]:
-    """The named arguments with which a reduction is called."""
+    """The keyword arguments with which a reduction is called."""
     return [{"keepdim": False}, {"keepdim": True}] if function in ("logsumexp", "state") else [{}]
 
 
@@ -71,22 +71,22 @@ every_half = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], i
 
 
 def slow(*values: Any) -> Any:
-    """A case of a sweep that `make test` leaves out."""
+    """Marks a case of a sweep as slow, so that `make test` skips it."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def thin(cases: Iterable[Any], nth: int) -> list[Any]:
-    """Cases of a sweep, of which all but every nth are slow."""
+    """Cases of a sweep. All but every nth are marked slow."""
     return thin_tuples(((case,) for case in cases), nth)
 
 
 def thin_tuples(cases: Iterable[tuple[Any, ...]], nth: int) -> list[Any]:
-    """Cases of several values, of which all but every nth are slow."""
+    """Cases of several values. All but every nth are marked slow."""
     return [slow(*case) if k % nth else pytest.param(*case) for k, case in enumerate(cases)]
 
 
 def thin_product(nth: int, **values: Iterable[Any]) -> Any:
-    """Each value of an argument with each of the others, of which all but every nth combination are slow."""
+    """All combinations of the arguments' values. All but every nth are marked slow."""
     combinations = thin_tuples(itertools.product(*values.values()), nth)
     return pytest.mark.parametrize(tuple(values), combinations, ids=lambda value: str(value).removeprefix("torch."))
 
@@ -94,7 +94,7 @@ def thin_product(nth: int, **values: Iterable[Any]) -> Any:
 def drawn_positions(
     pick: Random, happens: Callable[[], bool], slopes: Callable[[], Tensor], offset: int
 ) -> dict[str, Any]:
-    """Arguments of scores that take positions; an offset is at most `offset`."""
+    """Random arguments of scores that depend on positions. An offset is at most `offset`."""
     options: dict[str, Any] = {}
     if happens():
         options["causal"] = True
@@ -108,7 +108,7 @@ def drawn_positions(
 
 
 def maker(dtype: torch.dtype, device: str = "cpu", seed: int = 0, scale: float = 2.0) -> Make:
-    """Normal values, the same for every device."""
+    """Makes random normal values, the same for every device."""
     generator = torch.Generator().manual_seed(seed)
 
     def make(*shape: int) -> Tensor:
@@ -155,13 +155,13 @@ LAYOUTS: dict[str, Callable[[Make], Tensor]] = {
 
 
 def ints(x: Tensor) -> list[int]:
-    """Every dim that x has, from either end."""
+    """Every dim of x, counted from either end."""
     rank = max(x.dim(), 1)
     return list(range(-rank, rank))
 
 
 def tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
-    """Every set of dims once; the spelling (order, negative or not) changes from one to the next."""
+    """Every set of dims once. The spelling (order, negative or not) varies."""
     rank = max(x.dim(), 1)
     for count in range(1, rank + 1):
         for k, dims in enumerate(itertools.combinations(range(rank), count)):
@@ -170,8 +170,8 @@ def tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
 
 
 def some_tuples(x: Tensor) -> Iterator[tuple[int, ...]]:
-    """Each dim alone, the first with the last, and all: enough where a face of a kernel that saw every set is
-    interpreted."""
+    """Each dim alone, the first with the last, and all dims: enough if the kernel, which another test runs with every
+    set, is interpreted."""
     rank = max(x.dim(), 1)
     yield from (dims for dims in tuples(x) if len(dims) in (1, rank) or {d % rank for d in dims} == {0, rank - 1})
 
@@ -181,12 +181,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) -> Tensor:
-    """The error allowed to each element of `want`, the definition on x, when it is given in `dtype`.
+    """The allowed error of each element of a result of dtype `dtype`. `want` is the definition on x.
 
-    One rounding to `dtype`, and a few of the accumulator, as many as a vector of 4 lanes adds up at worst. The
-    difference x - max is one of these, so that an exponential's relative error grows with it; logarithms are judged
-    relative to max(1, |result|). Below the smallest normal number a GPU may flush to zero. How many roundings there
-    may be in comparison with torch's is the matter of test_accuracy.py.
+    It is one rounding to `dtype`, and a few of the accumulator, as many as a sum in a vector of 4 lanes has at worst.
+    The difference x - max is rounded too, so an exponential's relative error grows with it. Errors of logarithms are
+    relative to max(1, |result|). Below the smallest normal number a GPU may flush to zero. test_accuracy.py compares
+    the errors with torch's.
     """
     out, acc = torch.finfo(dtype), torch.finfo(accumulator(dtype))
     length = x.numel() // max(want.numel(), 1) if function == "logsumexp" else x.numel() // max(x.sum(dim).numel(), 1)
@@ -200,7 +200,7 @@ def bound(function: str, x: Tensor, want: Tensor, dim: Any, dtype: torch.dtype) 
 
 
 def assert_defined(function: str, got: Any, x: Tensor, dim: Any, note: str = "") -> None:
-    """`got` is the function of x by the definition; x has been rounded to the call's dtype already."""
+    """Asserts that `got` is the function of x by the definition. x is already rounded to the call's dtype."""
     if function == "state":
         assert_state(got, x, dim, got.m.dim() == x.dim(), note)
         return
@@ -210,7 +210,7 @@ def assert_defined(function: str, got: Any, x: Tensor, dim: Any, note: str = "")
     y = got.to(torch.float64)
     top = torch.finfo(got.dtype).max
     want = torch.where(want.abs() > top * (1 + torch.finfo(got.dtype).eps / 4), want.sign() * torch.inf, want)
-    near = want.isfinite() & ((y - want).abs() <= limit)  # of an infinite `want` the limit is infinite
+    near = want.isfinite() & ((y - want).abs() <= limit)  # the limit of an infinite `want` is infinite
     good = (y == want) | (y.isnan() & want.isnan()) | near
     if not bool(good.all()):
         at = tuple((~good).nonzero()[0].tolist())
@@ -222,12 +222,12 @@ def assert_defined(function: str, got: Any, x: Tensor, dim: Any, note: str = "")
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal elements, NaN equal to NaN."""
+    """Whether all elements are equal, with NaN equal to NaN."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False, note: str = "") -> None:
-    """`got` is the state of x: its maxima exactly, its sums within a few roundings, however long a row is."""
+    """Asserts that `got` is the state of x: maxima exactly, sums within a few roundings, for rows of any length."""
     call = f"state over dim {dim} of {tuple(x.shape)} strides {x.stride()} {x.dtype}{note}"
     m, total = reference.state(x, dim, keepdim)
     dtype = accumulator(x.dtype)
@@ -242,10 +242,10 @@ def assert_state(got: onepass.State, x: Tensor, dim: Any, keepdim: bool = False,
 
 
 def peak(run: Callable[[], Any], device: str) -> int:
-    """The most bytes that were held at once of what `run` allocates."""
-    run()  # what is loaded once
+    """The peak of the bytes that `run` allocates."""
+    run()  # loads what is loaded only once
     if device == "cuda":
-        gc.collect()  # else what others have left is given back meanwhile
+        gc.collect()  # otherwise earlier garbage might be freed during the measurement
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -283,12 +283,12 @@ def raised(call: Any, *args: Any, **kwargs: Any) -> type[BaseException] | None:
 
 
 def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -> None:
-    """The call raises the expected type, its message holds `got` (a pattern), and no argument is touched."""
+    """Asserts that the call raises the expected type, with a message that matches `got`, and changes no argument."""
     tensors = [t for t in (*args, *kwargs.values()) if type(t) is Tensor and _readable(t)]
     before = [(t.detach().clone(), t.shape, t._version) for t in tensors]
     with pytest.raises(expected) as info:
         ours(function)(*args, **kwargs)
-    assert isinstance(info.value.__context__, TypeError | None)  # of a dim that is no index; none of another path
+    assert isinstance(info.value.__context__, TypeError | None)  # a TypeError for a dim that is no index
     message = str(info.value)
     assert re.search(got, message), f"{got!r} is not in {message!r}"
     assert function in message or "engine" in message, message
@@ -296,7 +296,7 @@ def refused(function: str, expected: Any, got: str, *args: Any, **kwargs: Any) -
         assert t.shape == shape
         assert t._version == version
         now = t.detach()
-        assert ((now == value) | ((now != now) & (value != value))).all()  # a NaN is equal to itself here
+        assert ((now == value) | ((now != now) & (value != value))).all()  # NaN counts as equal to NaN
 
 
 def _readable(t: Tensor) -> bool:

@@ -1,4 +1,5 @@
-"""Commands and what they print, in files of tests/tools/snapshots; EXPECTTEST_ACCEPT=1 writes what they print now."""
+"""Commands and their output, recorded in files of tests/tools/snapshots. EXPECTTEST_ACCEPT=1 records the output
+anew."""
 
 import difflib
 import io
@@ -39,7 +40,7 @@ def command(*arguments: str, python: tuple[str, ...] = (), **options: Any) -> su
 
 
 def replay(name: str) -> None:
-    """Run the commands of a transcript in a file, which must print what it says."""
+    """Runs the commands of a transcript file, which must print the recorded output."""
     lines = (SNAPSHOTS / f"{name}.txt").read_text().splitlines()
     commands = [line.removeprefix(PROMPT).partition(ERROR)[0] for line in lines if line.startswith(PROMPT)]
     assert_snapshot(name, session(*commands))
@@ -56,8 +57,8 @@ def assert_snapshot(name: str, text: str) -> None:
 def session(*commands: str, hide: str = OF_THIS_MACHINE) -> str:
     """Each command with its lines on stdout, its lines on stderr after "! ", and its exit status if that is not 0.
 
-    An error that is one line of "onepass: ..." on stderr, with nothing on stdout and the exit status 2, stands beside
-    its command. JSON is printed in lines of 160 characters, and "..." for what the regular expression `hide` matches.
+    If the only output is one line "onepass: ..." on stderr, with the exit status 2, it is on the line of its command.
+    JSON is printed in lines of 160 characters. "..." stands for text that the regular expression `hide` matches.
     """
     lines = []
     for command in commands:

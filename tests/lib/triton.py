@@ -1,8 +1,7 @@
-"""What the tests of the Triton engine share: plans that force a tier, special rows, gradients and their definition, and
-processes of their own.
+"""For tests of the Triton engine: plans that force a tier, special rows, gradients and their definition, and processes.
 
 Triton reads TRITON_INTERPRET when it is imported, and one process cannot both interpret and compile. So the kernels run
-in two processes of their own, whatever the variable is in this one and whatever other tests have imported.
+in two separate processes, which depend neither on this process's variable nor on what other tests have imported.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ TIERS = {
     "online": Plan("online", block=8, rows=1, depth=2, num_warps=1, num_stages=1, grid=1000),
     "online, split launch": Plan("online", block=16, rows=1, depth=1, num_warps=1, num_stages=1, grid=2),
 }
-# Sums of float32 and float64 are interpreted at 1 ms an element, so that each tier takes two dtypes.
+# Each tier takes only two dtypes, because interpreting sums of float32 and float64 takes 1 ms per element.
 SOME_DTYPES = [(tier, DTYPES[(k + j) % 4]) for k, tier in enumerate(TIERS) for j in (0, 2)]
 
 
@@ -56,11 +55,11 @@ def name_of(value: Any) -> str:
 
 
 def reduce_by_halves() -> None:
-    """Make the interpreter combine the two parts of a block at once; element after element takes ten times as long."""
+    """Makes the interpreter combine the two parts of a block at once. Element by element takes ten times as long."""
     try:
         import numpy
         from triton.runtime.interpreter import ReduceOps
-    except ImportError:  # the tests say so
+    except ImportError:  # the tests report it
         return
     one_by_one = ReduceOps.generic_reduce
 
@@ -82,7 +81,7 @@ def reduce_by_halves() -> None:
 
 
 def process(interpret: str) -> Iterator[Callable[..., Any]]:
-    """Gives one thing: what calls a function in a process where TRITON_INTERPRET is that."""
+    """Yields a function that calls a function in a process where TRITON_INTERPRET is `interpret`."""
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = interpret  # inherited by the child, which starts at the first call
     ready = reduce_by_halves if interpret == "1" else None
@@ -102,10 +101,10 @@ def unavailable(device: str) -> str | None:
 
 
 class Case(NamedTuple):
-    """A call, or the gradient of one, with a result that no answer looks like."""
+    """A call, or the gradient of one. Its result is filled with a value that no right answer has."""
 
     function: str
-    operands: tuple[Tensor, ...]  # the input; of a gradient that of the result, and what was saved
+    operands: tuple[Tensor, ...]  # the input; for a gradient, the upstream gradient and the saved tensors
     out: Tensor
     dims: tuple[int, ...]
     backward: bool = False
@@ -134,7 +133,7 @@ class Interpreted:
         self.call = call
 
     def run(self, step: Callable[..., Tensor], *given: Any) -> Tensor:
-        """What `step` gives in that process, with all of its storage."""
+        """The result of `step` in that process, with all of its storage."""
         return _unpack(self.call(_run, step, _pack(given)))
 
 
@@ -143,7 +142,7 @@ Runs = OnGpu | Interpreted
 
 def _pack(given: Any) -> bytes:
     box = io.BytesIO()
-    torch.save(given, box)  # keeps strides, offsets, and that two tensors share a storage
+    torch.save(given, box)  # preserves strides, offsets and shared storages
     return box.getvalue()
 
 
@@ -165,8 +164,8 @@ def sorted_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
 def case(
     function: str, x: Tensor, dims: Sequence[int] = (1,), dtype: torch.dtype | None = None, backward: bool = False
 ) -> Case:
-    """A call on `x`; or the gradient of one, on an input of the result's dtype. `dtype`: of what is made. What is saved
-    lies as x."""
+    """A call on `x`; or the gradient of one, on an input of the result's dtype. `dtype`: the dtype of the result. The
+    saved tensor has the strides of x."""
     dims = sorted_dims(x, dims)
     if not backward:
         shape = [1 if function in ("logsumexp", "state") and d in dims else size for d, size in enumerate(x.shape)]
@@ -184,7 +183,7 @@ def case(
 
 
 def check(runs: Runs, given: Case, plan: Plan | None = None, note: str = "") -> Tensor:
-    """Runs a call or a gradient, compares its result with the definition, and gives it."""
+    """Runs a call or a gradient, compares its result with the definition, and returns it."""
     got = runs.run(launch, given, plan)
     assert_case(got, given, note)
     return got
@@ -202,15 +201,15 @@ def assert_case(got: Tensor, given: Case, note: str = "") -> None:
 
 
 def special(n: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Rows of special values with ordinary ones beside them, the first and the last too."""
+    """Rows of special values between ordinary rows."""
     x = samples.special(n, dtype, device).roll(1, 0)
     tiny = torch.finfo(dtype).smallest_normal
-    subnormal = (x != 0) & (x.abs() < tiny)  # those of bfloat16 are 0 where kernels are interpreted
+    subnormal = (x != 0) & (x.abs() < tiny)  # the interpreter makes those of bfloat16 0
     return x[~subnormal.any(1)]
 
 
 def definition(given: Case) -> tuple[Tensor, Tensor]:
-    """The gradient in float64, and the size of its terms, larger where these are exponentials of rounded logarithms."""
+    """The gradient in float64, and the magnitude of its terms, enlarged for exponentials of rounded logarithms."""
     function, dims = given.function, given.dims or (0,)
     g, y = (t.double() for t in given.operands[:2])
     lse = given.operands[2] if function == "logsumexp" else None
@@ -223,7 +222,7 @@ def definition(given: Case) -> tuple[Tensor, Tensor]:
 
 
 def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
-    """One rounding of the result, and a few of its terms in the type that they are computed in."""
+    """Allows one rounding of the result, and a few roundings of its terms in the accumulator's dtype."""
     want, terms = definition(given)
     wide = F64 in (given.operands[0].dtype, given.operands[1].dtype)
     kind = torch.finfo(got.dtype)
@@ -241,7 +240,7 @@ def assert_gradient(got: Tensor, given: Case, note: str = "") -> None:
 
 # Losses and divergences -----------------------------------------------------------------------------------------------
 
-# Tiles that divide neither the rows nor the classes of what is tested; the second takes several launches.
+# Tiles that divide neither the rows nor the classes of the tested tensors. The second takes several launches.
 ROWS, COLUMNS = Tile(2, 16, 1, 1000), Tile(4, 8, 1, 1)
 TILES = pytest.mark.parametrize("tile", [ROWS, COLUMNS], ids=["rows", "columns"])
 
@@ -280,15 +279,15 @@ def assert_close(got: Tensor, want: Tensor, error: Tensor, note: Any) -> None:
     )
 
 
-# Kernels compiled for GPUs that are not here --------------------------------------------------------------------------
+# Kernels compiled for GPUs that are not in this machine ---------------------------------------------------------------
 
 TARGETS = [("cuda", 90), ("hip", "gfx942"), ("hip", "gfx950"), ("cuda", 80), ("cuda", 100), ("cuda", 120)]
 POINTERS = {F64: "*fp64", F32: "*fp32", F16: "*fp16", BF16: "*bf16"}
 
 
 def every_target(names: str, cases: Sequence[tuple[Any, ...]], nth: int) -> Any:
-    """Each of the cases for each target. Of the first two, every nth case is compiled for one in turn; the rest is
-    slow."""
+    """Each case for each target. Every nth case is compiled for one of the first two targets in turn; all other
+    combinations are marked slow."""
     each = [
         (*case, *target) if k % nth == 0 and target == TARGETS[k // nth % 2] else slow(*case, *target)
         for target in TARGETS
@@ -298,7 +297,7 @@ def every_target(names: str, cases: Sequence[tuple[Any, ...]], nth: int) -> Any:
 
 
 class Properties:
-    """Of a device: what a plan reads."""
+    """The properties of a device that a plan reads."""
 
     def __init__(self, backend: str) -> None:
         self.warp_size = 64 if backend == "hip" else 32
@@ -315,7 +314,7 @@ def resources(
 ) -> dict[str, Any]:
     """The tier and the resources, per thread, of the kernel of a plan without scores.
 
-    `dtypes` of the tensors x, out, g and lse. `steps`: the types of their strides inside a row, "constexpr" for 1.
+    `dtypes`: those of the tensors x, out, g and lse. `steps`: the types of their strides in a row, "constexpr" for 1.
     `aligned`: the rows are multiples of 16 elements.
     """
     import triton
@@ -366,7 +365,7 @@ def usage(built: Any, backend: str) -> dict[str, Any]:
 
 
 class Absent:
-    """In place of Triton's driver: a GPU that need not be here."""
+    """Replaces Triton's driver: a GPU that need not be in this machine."""
 
     def __init__(self, backend: str, arch: Any) -> None:
         from triton.backends.compiler import GPUTarget
@@ -383,7 +382,7 @@ class Absent:
 
 
 class Compiles:
-    """In place of a kernel: it is compiled for its arguments, and not launched."""
+    """Replaces a kernel: it is compiled for its arguments, but not launched."""
 
     def __init__(self, kernel: Any, built: list[Any]) -> None:
         self.kernel, self.built = kernel, built
@@ -395,13 +394,13 @@ class Compiles:
 def launched_resources(
     launches: Callable[[], Any], backend: str, arch: Any, module: Any = engine.launch
 ) -> dict[str, Any]:
-    """The resources, per thread, of the one kernel that is launched by a module, on a GPU of that architecture."""
+    """The resources, per thread, of the only kernel that a module launches, on a GPU of that architecture."""
     (found,) = all_resources(launches, backend, arch, module)
     return found
 
 
 def all_resources(launches: Callable[[], Any], backend: str, arch: Any, module: Any) -> list[dict[str, Any]]:
-    """What all kernels take."""
+    """The resources of all kernels that are launched."""
     from triton.runtime import driver
 
     compiled: list[Any] = []
@@ -425,7 +424,7 @@ def assert_no_spills(found: dict[str, Any], backend: str) -> None:
         assert found["private_segment_fixed_size"] == found["vgpr_spill_count"] == 0
         assert found["group_segment_fixed_size"] <= 65536  # a block's shared memory on an MI300; an MI350 has 160 KiB
     else:
-        # ptxas parks up to 6 registers of a thread to run more warps at once; a tile that is too large spills 64 bytes
+        # ptxas spills up to 6 registers per thread to run more warps at once. A tile that is too large spills 64 bytes
         # and more.
         assert found["STACK"] <= 24
         assert found["LOCAL"] == 0

@@ -1,4 +1,4 @@
-"""GPUs that are not here, and a timer that makes times up: the same for the same call."""
+"""For tests of the tuner: GPUs that are not in this machine, and a timer that makes up times, equal for equal calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tables_back() -> Iterator[None]:
 def made_up(
     function: str, dtype: str, n: int, shape: tuple[int, int], tried: Sequence[Candidate], seed: int = 0
 ) -> Measurement:
-    """Times that depend on the plan and on `seed`; the tier staged is fast for rows of up to 600 elements."""
+    """Made-up times that depend on the plan and on `seed`. The tier staged is fast for rows of up to 600 elements."""
     times = {}
     for choice, plan in tried:
         us = 100 * (1 + zlib.crc32(f"{seed} {function} {dtype} {n} {tuple(plan)}".encode()) / 2**32)
@@ -41,7 +41,7 @@ def made_up(
 
 
 class FakeTimer:
-    """Makes times up; raises `error` instead of making measurement number `stop`."""
+    """Makes up times. Raises `error` in place of measurement number `stop`."""
 
     def __init__(self, stop: int | None = None, error: type[BaseException] = KeyboardInterrupt, seed: int = 0):
         self.stop, self.error, self.seed = stop, error, seed

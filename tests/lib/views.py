@@ -1,4 +1,4 @@
-"""A seeded table of views: operands that lie anywhere, each its own way, amid memory that stays."""
+"""Random views by seed: operands with any strides and offsets, in memory that must not change around the results."""
 
 import math
 import random
@@ -16,7 +16,7 @@ PAIRS = [(F32, F32), (BF16, BF16), (F16, F16), (F64, F64), (BF16, F32), (F16, F3
 
 
 def placed(rng: random.Random, sizes: list[int]) -> Place:
-    """Any order in memory, any gaps, any offset."""
+    """A place with any order of dims, any gaps and any offset."""
     strides, step = [0] * len(sizes), rng.choice((1, 1, 1, 2, 3))
     for d in rng.sample(range(len(sizes)), len(sizes)):
         strides[d] = step
@@ -44,7 +44,7 @@ def check_gradient(
 
 
 def check_views(runner: Runner, seed: int) -> None:
-    """A call and its gradient."""
+    """Checks a random call and its gradient."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
 
@@ -59,7 +59,7 @@ def check_views(runner: Runner, seed: int) -> None:
     if reduces and x_type is F32:
         y_type = F32
     results = [size for d, size in enumerate(sizes) if d not in dims] if reduces else sizes
-    alike = placed(rng, sizes)  # half of the cases have one place for all
+    alike = placed(rng, sizes)  # in half of the cases all tensors have this place
     place = [
         alike if rng.random() < 0.5 and not reduces else placed(rng, size) for size in (sizes, results, results, sizes)
     ]
@@ -72,7 +72,7 @@ def check_views(runner: Runner, seed: int) -> None:
     runner.call(function, x, dims, y)
     assert_defined(function, y, x if reduces else x.to(y_type), tuple(dims))
     g = randn(results, place[2], y_type)
-    if rng.random() < 0.4:  # the gradient of a sum over some of its dims
+    if rng.random() < 0.4:  # the upstream gradient of a sum over some dims
         for d in rng.sample(range(len(results)), rng.randint(0, len(results))):
             g = g.narrow(d, 0, 1)
         g = g.expand(results)

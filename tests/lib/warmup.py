@@ -1,4 +1,4 @@
-"""What the tests of warming up share."""
+"""Shared by the tests of `onepass.warmup`."""
 
 import math
 import random
@@ -31,13 +31,13 @@ def call(*arguments: str) -> Result:
 
 
 def column_kernel(plan: dict) -> tuple:
-    """What a kernel of columns has compiled into it of a plan."""
+    """The parts of a plan that are compiled into its kernel of columns."""
     tier, threads_x, threads_y, items, vec_size, blocks, smem_vecs, access = plan["plan"]
     threads = -(-threads_x * threads_y // 32) * 32
     most_threads = max(128, 1 << (threads - 1).bit_length())
     in_grid = plan["tier"] == "columns-grid" or (plan["tier"] == "columns-twopass" and blocks > 1)
     cluster = blocks if plan["tier"] in ("columns", "columns-smem") else 1
-    in_smem = 0 if plan["tier"] == "columns-staged" else min(smem_vecs, 2)  # there they are the slices of a group
+    in_smem = 0 if plan["tier"] == "columns-staged" else min(smem_vecs, 2)  # for that tier: slices of a group
     return tier, in_grid, most_threads, items // vec_size, vec_size, cluster, in_smem, access
 
 
@@ -46,7 +46,7 @@ def plan_of(numbers: native.Plan) -> dict:
 
 
 def compiled_in(plan: dict) -> tuple:
-    """What a kernel has compiled into it of the plan of a gradient."""
+    """The parts of a gradient's plan that are compiled into its kernel."""
     if plan["tier"].startswith("columns"):
         return column_kernel(plan)
     numbers = native.Plan(*plan["plan"])
@@ -56,10 +56,10 @@ def compiled_in(plan: dict) -> tuple:
 
 
 def random_call(rng: random.Random, n: int) -> tuple[list[int], list[int]]:
-    """Sizes of a contiguous tensor, and dims that a call is over, `n` elements a column."""
+    """Sizes of a contiguous tensor, and dims of a call with `n` elements per column."""
     outer, inner = (int(2 ** rng.uniform(0, bits)) for bits in (8, rng.choice([4, 10, 14])))
     more = rng.choice([2, 3, 8])
-    if rng.random() < 0.4 and n % more == 0 and n > more:  # nothing of a column lies side by side
+    if rng.random() < 0.4 and n % more == 0 and n > more:  # no elements of a column are adjacent
         sizes = [n // more, inner, more, outer]
         return (sizes, [0, 2]) if rng.random() < 0.5 else ([outer, n // more, inner, more], [1, 3])
     inner = inner // 8 * 8 if rng.random() < 0.4 and inner >= 8 else inner
@@ -93,14 +93,16 @@ def plan_of_call(
 
 
 def addresses_of(function: str, which: str, types: tuple, first: int, in_place: bool = False) -> tuple[int, ...]:
-    """The input, or the result's gradient, begins with element `first` of its memory."""
+    """The addresses of a call's tensors. The input, or the upstream gradient, begins at element `first` of its
+    memory."""
     if which == native.PASSES[0]:
         return first * types[0].itemsize, first * types[1].itemsize if in_place else 0
     return (0, first * types[1].itemsize, 0, 0) if function == "logsumexp" else (0, 0, first * types[0].itemsize, 0)
 
 
 def random_plans(count: int, n: int | None, function: str, which: str, types: tuple, arch: int) -> Iterator[dict]:
-    """Of calls over other dims, whose columns have `n` elements, or any number; tensors begin at any element."""
+    """Plans of random calls over other dims than the last. Columns have `n` elements, or any number if that is None.
+    Tensors begin at any element."""
     rng = random.Random(0)
     for _ in range(count):
         sizes, dims = random_call(rng, n or int(2 ** rng.uniform(1, rng.choice([8, 12, 16, 24]))))
