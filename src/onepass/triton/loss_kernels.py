@@ -53,8 +53,8 @@ def rounded_product(a, b):
 
 @triton.jit
 def add_score(m, l, s, TYPE: tl.constexpr):
-    """Adds a score to each m and l. Returns (m, l, whether the score is the new maximum, e, log e), where e = exp(-|s -
-    m|) multiplies the old sum if the score is the new maximum, and else the score's term. m drops a NaN, l keeps it."""
+    """Adds a score to each m and l. Returns (m, l, whether the score is the new maximum, e, log e) with e = exp(-|s -
+    m|). A new maximum multiplies the old sum by e; any other score adds e to it. m drops a NaN, l keeps it."""
     d = -tl.abs(s - m)
     e = exponential(d, TYPE)
     grows = s > m

@@ -25,8 +25,8 @@ __all__ = ["launch_segment_backward", "launch_segment_forward"]
 _THREADS = 128
 # Elements of a tile per thread, by the bytes of the accumulator. A gradient with sums (True) reads two operands.
 _ELEMENTS = {False: {4: 16, 8: 8}, True: {4: 8, 8: 4}}
-_STEPS = 4  # items of a row per thread, if at least
-_FEWEST_LANES = 4  # so many threads then share the row
+_STEPS = 4  # items of a row per thread, if the row then has at least _FEWEST_LANES threads
+_FEWEST_LANES = 4  # the fewest threads that share a row
 _MOST_ROWS = 4  # the most rows that a thread takes part in: each has numbers in registers
 _MOST_HEADS = 32
 _MOST_PARTS = 1024  # the most parts of a row

@@ -31,7 +31,7 @@ class Case:
     "permuted 1,2,0", which names the dims from the outermost in memory to the innermost, or "sliced", the beginning of
     each row of a tensor whose rows have an odd length. It applies to every tensor of the input's shape.
 
-    `out_dtype` is the dtype of the result where it differs from that of the input. An `in_place` result is written over
+    `out_dtype` is the dtype of the result if it differs from the input's. An `in_place` result is written over
     the input. `quick` names the device types ("cpu", "cuda") that run this case with `--quick`, `without` the providers
     that do not run it.
 
@@ -317,7 +317,7 @@ def _cpu() -> Iterable[Case]:
 
 
 def _cpu_backward() -> Iterable[Case]:
-    """The cases of `cpu`, and log_softmax at those of softmax."""
+    """The cases of `cpu`, and log_softmax with the same shapes as softmax."""
     for case in _cpu():
         yield replace(case, suite="cpu-backward", direction="backward")
         if case.function == "softmax":

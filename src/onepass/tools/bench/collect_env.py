@@ -164,7 +164,7 @@ def free_bytes(device: str) -> int:
 
 
 def _read(file: str) -> str:
-    """The text of a file of the system, empty where there is none."""
+    """The text of a system file, "" if it does not exist."""
     try:
         return Path(file).read_text()
     except OSError:

@@ -33,7 +33,7 @@ UNJUDGED = {
     "untimed": "without {metric}",
     "disturbed": "disturbed in one of the two, and not judged",
 }
-_STATES = ("absent", "untimed", "timed", "wrong")  # of a row, in the order of what the file says about it
+_STATES = ("absent", "untimed", "timed", "wrong")  # of a row, in the order of how much the file says about it
 _MAX_US = 1e15  # 30 years: a longer time, such as infinity, means a broken file
 
 Names = tuple[str, str]  # of the two files, for messages

@@ -263,8 +263,8 @@ class Checker:
         return f"error {value:.1e} at {where}, allowed {self.tolerance:.1e}"
 
     def _check_sum(self, dx: Tensor, name: str, result: Tensor) -> str | None:
-        """What is wrong with the gradient of a bias, or None. Without scale and softcap it is a sum of that of the
-        input."""
+        """What is wrong with the gradient of a bias, or None. Without scale and softcap it is a sum of the gradient of
+        the input."""
         if result.shape != self.inputs.side[name].shape or result.dtype != dx.dtype:
             return f"the gradient of {name} is of shape {tuple(result.shape)}, {result.dtype}"
         terms = dx.double()

@@ -38,7 +38,7 @@ from onepass.tools.terminal import table
 __all__ = ["Options", "ProfileLine", "Profiler", "contestants", "run"]
 
 ALL = "all"
-OUTSIDE = "(outside torch's operators)"  # where a contestant that is no operator of torch spends its host time
+OUTSIDE = "(outside torch's operators)"  # the CPU time of a contestant that is no operator of torch
 WARMUP = 3  # calls before the profile: TorchScript observes the first, compiles at the second, and then runs the result
 # CUPTI of CUDA 12.6 to 13.0 loses the first kernels of a profile, one more with every profile of a process. This many
 # are launched after the profile is prepared and before it records: more than there are contestants.

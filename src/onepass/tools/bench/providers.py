@@ -238,7 +238,7 @@ class TorchCompile(Torch):
 class Naive(Provider):
     """The definition with one torch operator per step; each step reads and writes the whole tensor.
 
-    It is the gallery's variant `naive` where that supports the case, else the same steps. 16-bit types are computed in
+    It is the gallery's variant `naive` if that supports the case, else the same steps. 16-bit types are computed in
     float32 and rounded at the end: in 16 bits `x - max(x)` alone would cost 1.6% of a probability's value.
     """
 
@@ -271,7 +271,7 @@ class Naive(Provider):
         return naive
 
 
-# Other packages, where those are installed
+# Other packages, if they are installed
 
 
 class Liger(Provider):

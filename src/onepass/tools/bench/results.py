@@ -64,7 +64,7 @@ class Row:
     disturbed: str | None = None
 
     def key(self) -> tuple[str, str, str, str, str, str]:
-        """What all providers of one line of the table share."""
+        """The fields that all providers of one line of the table share."""
         return (self.suite, self.case, self.function, self.direction, self.dtype, self.out_dtype)
 
 

@@ -87,7 +87,7 @@ class Runner:
     named: frozenset[str] = frozenset()  # providers to run even if another one runs the same engine
     free: Callable[[], int] | None = None  # free memory in bytes, measured by default
     graph: bool = False  # whether to measure the time in a CUDA graph too
-    # Only calls into a given output are timed. On a CPU the smallest times count then, so that none is disturbed.
+    # Whether only calls into a given output are timed. On a CPU the smallest times count then, so no row is disturbed.
     kernels_only: bool = False
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class Runner:
         return rows
 
     def _measure(self, entries: list[_Entry], case: Case, dtype: str) -> None:
-        """Fills the rows in, and removes providers whose engine another provider runs."""
+        """Fills in the rows, and removes providers whose engine is run by another provider."""
         free = self.free() if self.free else free_bytes(str(self.device))
         free -= free // 10  # reserved for everything else
         need = required_bytes(case, dtype) + reference_bytes(case)

@@ -213,7 +213,7 @@ class Cuda:
 # They exceed twice the L2 together, so that a buffer has left it when its turn comes again.
 
 MAX_BUFFERS = 8192  # with more buffers each is so small that the time is the launch alone
-MIN_LAUNCHES = 20  # per graph where the budget allows, so that its begin and end do not count
+MIN_LAUNCHES = 20  # launches per graph if the budget allows, so that the graph's begin and end do not matter
 REPLAYS = (3, 20)
 
 
