@@ -1,11 +1,11 @@
 // block_reduce.cuh: reductions over the threads that share a row, level by level: lanes by shuffles, warps through
-// shared memory, the blocks of a cluster through each other's shared memory. Every thread gets the result.
+// shared memory, and the blocks of a cluster by writing to each other's shared memory. Every thread gets the result.
 #pragma once
 
 #include "cluster.cuh"
 #include "warp_reduce.cuh"
 
-// The shared memory of one reduction. Two reductions in a row need one each, because no barrier follows the reads.
+// The shared memory of one reduction. Two consecutive reductions need one each, because no barrier follows the reads.
 constexpr int kMaxClusterWarps = 16;  // of a block in a cluster
 template <int ClusterSize, class T>
 struct alignas(16) ReduceStorage {
@@ -13,7 +13,7 @@ struct alignas(16) ReduceStorage {
   TxBarrier barrier;
 };
 
-// Sends a warp's partial result to all blocks of the cluster, and waits for those of all their warps.
+// Sends a warp's partial result to all blocks of the cluster, and waits for the partial results of all their warps.
 template <int ClusterSize, class T>
 __device__ inline void exchange_in_cluster(T value, ReduceStorage<ClusterSize, T>& storage, uint32_t parity) {
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -22,11 +22,11 @@ __device__ inline void exchange_in_cluster(T value, ReduceStorage<ClusterSize, T
   storage.barrier.wait(parity);
 }
 
-// Over a block of any number of warps, and over the blocks of its cluster. In a cluster `parity` alternates between 0
-// and 1 from one use of `storage` to the next. No partial result is overwritten before it has been read: a warp sends
-// its part of the next reduction when it has read all of this one.
+// Reduces over a block of any number of warps, and over the blocks of its cluster. In a cluster, `parity` alternates
+// between 0 and 1 from one use of `storage` to the next. No partial result is overwritten before it has been read: a
+// warp sends its part of the next reduction only after it has read all of this one.
 //
-// `Warps`: those of a block, or 0 where the launch says it.
+// `Warps`: the warps of a block, or 0 if the launch sets their number.
 template <int ClusterSize, int Warps = 0, class T, class Op>
 __device__ inline T block_reduce(T value, Op op, ReduceStorage<ClusterSize, T>& storage, uint32_t parity = 0) {
   value = warp_reduce<32>(value, op);
@@ -48,10 +48,10 @@ __device__ inline T block_reduce(T value, Op op, ReduceStorage<ClusterSize, T>& 
   }
 }
 
-// Three ways to reduce the states of the threads that share a row. max() gives the number that a thread's exponentials
-// are to be relative to, and sum() the state of the row; `iteration` counts the rows. Threads without a row take part.
+// Three ways to reduce the states of the threads that share a row. max() returns the maximum that a thread subtracts
+// before exp, and sum() the state of the row. `iteration` counts the rows. Threads without a row take part too.
 
-// Up to 32 lanes of a warp.
+// The threads are up to 32 lanes of a warp.
 template <int Lanes, class A, class L>
 struct WarpStateReduce {
   __device__ void init() {}
@@ -61,7 +61,7 @@ struct WarpStateReduce {
   }
 };
 
-// Blocks: the maximum of the row first, then the sum.
+// The threads are those of whole blocks: the maximum of the row is reduced first, then the sum.
 template <int ClusterSize, class A, class L, int Warps = 0>
 struct BlockStateReduce {
   ReduceStorage<ClusterSize, A> maxima;
@@ -76,9 +76,9 @@ struct BlockStateReduce {
   }
 };
 
-// The blocks of a cluster, in one exchange: each warp's exponentials are relative to the warp's own maximum, and all
-// states are sent together. It serves half types, whose epilogue computes the exponential again. Exponentials that are
-// kept would need another factor per warp, of more than float's precision. Two rows in a row alternate between the
+// The blocks of a cluster, with one exchange instead of two: each warp subtracts its own maximum before exp, and all
+// warps send their states at once. This is for half types, whose epilogue computes exp again. Exponentials that are
+// kept would need another factor per warp, with more than float's precision. Consecutive rows alternate between the
 // storages.
 struct alignas(8) FloatState {
   float m, l;

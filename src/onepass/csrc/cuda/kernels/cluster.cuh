@@ -1,6 +1,6 @@
 // cluster.cuh: thread block clusters (compute capability 9.0). A block writes into the shared memory of its peers, and
-// waits for their writes into its own by counting bytes. A barrier of the whole cluster would also wait until all
-// earlier stores of its threads are out.
+// waits for the peers' writes into its own by counting bytes (an mbarrier). A barrier of the whole cluster would also
+// wait for all earlier stores of its threads.
 #pragma once
 
 #include "types.cuh"
@@ -24,17 +24,18 @@ __device__ inline uint32_t peer_address(const void* at, int peer) {
   return there;
 }
 
-// A transaction barrier (mbarrier): it counts the bytes that arrive in this block, phase after phase.
+// A transaction barrier (mbarrier): it counts the bytes that arrive in this block. It is used for one phase after
+// another.
 struct TxBarrier {
   uint64_t barrier;
 
-  // One thread calls this before it arrives in the cluster.
+  // One thread calls this, before its cluster_arrive.
   __device__ void init() {
     asm volatile(
         "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(smem_address(&barrier))
         : "memory");
   }
-  // One thread calls this: the phase ends when so many bytes have arrived.
+  // One thread calls this: the phase ends when `bytes` bytes have arrived.
   __device__ void expect_tx(int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(&barrier)), "r"(bytes)
                  : "memory");
@@ -54,7 +55,7 @@ struct TxBarrier {
   }
 };
 
-// Stores `value` at `at` in the block `peer`, whose barrier counts it.
+// Stores `value` at the address `at` of the block `peer`, and counts its bytes on the peer's barrier.
 template <class T>
 __device__ inline void store_async(T* at, int peer, T value, const TxBarrier* barrier) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);

@@ -1,10 +1,10 @@
-// division.cuh: division where it should not take a hundred instructions.
+// division.cuh: faster integer divisions, for index arithmetic.
 #pragma once
 
 #include "column_params.cuh"
 #include "types.cuh"
 
-// A 64-bit division takes a hundred instructions, a 32-bit one twenty.
+// A 64-bit division takes a hundred instructions and a 32-bit one twenty, so numbers below 2^32 are divided as 32-bit.
 __device__ inline int64_t divide(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32 == 0) return (uint32_t)a / (uint32_t)b;
   return a / b;

@@ -1,11 +1,14 @@
-// epilogue.cuh: what a function computes of the state of a row, and of the elements of the row if it has a result for
-// each of them. Out is the type that results are computed for, which is theirs but in a reduction of half types.
+// epilogue.cuh: how results are computed from the state of a row. There is one struct for each function, and one for
+// the gradient of each. Out is the type that results are computed for. It is also the type of the results, except in a
+// reduction of half types.
 //
-//   kOnePerRow    whether the function is a reduction. Then `store` stores the results of a row; a row may have one in
-//                 each of several planes, which are `plane_stride` elements apart
-//   epilogue(x)   otherwise, the result of an element, from an epilogue that is made of the state of its row
-//   kTakesX       whether it is computed from x alone
-//   kTakesExp     whether `from_exp` computes it from exp(x - m) too, for rows that keep their exponentials
+// A forward epilogue has these members:
+//
+//   kOnePerRow    whether the function is a reduction. Then `store` stores the result of a row. If a row has several
+//                 results, each has its own plane of the result tensor; planes are `plane_stride` elements apart
+//   epilogue(x)   if it is not a reduction: the result of element x. The epilogue is constructed from the row's state
+//   kTakesX       whether the result is computed from x alone
+//   kTakesExp     whether `from_exp` also computes the result from exp(x - m), for rows that keep their exponentials
 #pragma once
 
 #include "state.cuh"
@@ -16,7 +19,7 @@ struct SoftmaxEpilogue {
   typedef AccType<Out> A;
   static constexpr bool kOnePerRow = false, kTakesX = false, kTakesExp = true;
   A m;
-  A factor;     // 1 / l; of doubles l itself
+  A factor;     // 1 / l; for doubles l itself
   A factor_lo;  // the rounding error of 1 / l
 
   SoftmaxEpilogue() = default;
@@ -31,7 +34,7 @@ struct SoftmaxEpilogue {
     if (is_undefined) factor = A(nan_());
   }
   __device__ A operator()(A x) const { return from_exp(exp_<Out>(x - m)); }
-  // It is rounded once, as a division is, by two instructions; a half result needs one.
+  // Rounded once, as a division is. This takes two instructions; a half result needs one.
   __device__ A from_exp(A e) const {
     if constexpr (sizeof(A) == 8) {
       return e / factor;
@@ -78,14 +81,14 @@ struct StateEpilogue {
   }
 };
 
-// The gradients of the scores of a row, from a sum over the row. y are the forward's results and g their gradients.
+// The gradients of the scores of a row, from a sum over the row. y is the forward's result and g the gradient of y.
 //
-//   kSumsGrad   whether the terms are those of g alone, so that the sum of a broadcast g needs no element
+//   kSumsGrad   whether the sum is that of g alone. If g is broadcast, the sum then needs no element
 
 // y (g - sum(g y))
 struct SoftmaxGrad {
   static constexpr bool kSumsGrad = false;
-  // A broadcast g is a factor of the sum instead.
+  // A broadcast g is factored out of the sum.
   template <bool BroadcastGrad, class A>
   static __device__ A sum_term(A y, A g) {
     return BroadcastGrad ? y : g * y;
@@ -109,23 +112,23 @@ struct LogSoftmaxGrad {
   }
 };
 
-// dx of the elements of a row, from the sum of the row.
+// The input's gradient dx of each element of a row, from the sum of the row.
 template <class C>
 struct InputGrad {
   typedef typename C::Acc A;
   A sum;
   typename C::Score score;
-  // Whether elements that do not take part are to be told from others: a softmax gives them 0 by itself.
+  // Whether some elements do not take part in the row and need a test. In a softmax their result is 0 without a test.
   __device__ bool has_outsiders() const {
     if constexpr (C::kIsScored) return score.has_outsiders(sum);
     return false;
   }
-  // Of element `at` of the row.
+  // dx of the row's element number `index`.
   template <class Index = int>
   __device__ A operator()(A y, A g, Index index = 0) const {
     return has_outsiders() ? at<true>(y, g, index) : at<false>(y, g, index);
   }
-  // The same; `x`: the element of the input, where it was read.
+  // The same. `x`: the element of the input, if it was read.
   template <bool HasOutsiders, class Index, class... X>
   __device__ A at(A y, A g, [[maybe_unused]] Index index, X... x) const {
     const A grad = C::Grad::template result<typename C::Out>(y, g, sum);
@@ -136,7 +139,7 @@ struct InputGrad {
   }
 };
 
-// g exp(x - y), which needs no sum, but x
+// g exp(x - y): it needs x, but no sum.
 struct LogSumExpGrad {
   template <class Out, class X, class A>
   static __device__ auto result(X x, A g, A y) {

@@ -1,11 +1,12 @@
-// exp_half.cuh: exponentials for columns with half results. float16 has 11 bits and bfloat16 has 8, so their products
-// with a factor of 13, or 16, bits are exact in float, however large they are, and so is the difference of two of them.
-// exp(x - m) then takes one fused multiply-add before the exponential, and the product of m is computed once.
+// exp_half.cuh: exponentials for columns with half results. float16 has 11 bits and bfloat16 has 8. The product with a
+// constant of 13, or 16, bits is therefore exact in float, however large the element is, and so is the difference of
+// two such products. exp(x - m) then takes one fused multiply-add before the exponential; the product with m is
+// computed once.
 #pragma once
 
 #include "state.cuh"
 
-// log2(e) / 2 as so short a factor, and the number that makes log2(e) of it.
+// kFactor is log2(e) / 2 with that few bits. kFactor * kRest is log2(e).
 template <class T>
 struct ShortLog2e {
   static constexpr float kFactor = 0.7213134765625f, kRest = 2.00009446f;
@@ -15,8 +16,8 @@ struct ShortLog2e<bfloat16_t> {
   static constexpr float kFactor = 0.721343994140625f, kRest = 2.00000982f;
 };
 
-// The square root of exp(x - m), where scaled_m is the factor times m. It is squared as it is added. For bfloat16 it
-// leaves out what the factor lacks, 5e-6 of x - m.
+// The square root of exp(x - m), where scaled_m is kFactor * m. The caller squares it in its sum. For bfloat16 the
+// correction by kRest is left out, which changes the exponent by 5e-6 of x - m.
 template <class T>
 __device__ inline float sqrt_exp(float x, float scaled_m) {
   const float v = fmaf(x, ShortLog2e<T>::kFactor, -scaled_m);

@@ -1,21 +1,22 @@
-// grid_sync.cuh: how the blocks of a cooperative launch, which the driver starts together or not at all, wait for each
-// other and exchange partial states.
+// grid_sync.cuh: how the blocks of a cooperative launch wait for each other and exchange partial states. The driver
+// starts all blocks of such a launch together, or none.
 #pragma once
 
 #include "state.cuh"
 
-// The word that the driver gives every cooperative launch for its barrier, and has cleared at least once. Each launch
-// has its own, so that launches on several streams, or one graph replayed while another runs, do not interfere.
+// The word that the driver provides for the barrier of every cooperative launch. It has been cleared at least once.
+// Each launch has its own word, so that launches on several streams, or a graph replayed while another runs, do not
+// interfere.
 __device__ inline uint32_t* barrier_word() {
   uint32_t* workspace;
   asm("mov.b64 %0, {%%envreg2, %%envreg1};" : "=l"(workspace));
   return workspace + 1;
 }
 
-// A barrier of all blocks, which one thread per block passes: after it, all threads that passed see what any of them
-// wrote before it arrived. Every block adds 1 to the word, but the first adds so much that all together add 2^31: the
-// highest bit flips when the last one arrives, and the word needs no clearing. There are three steps because a round
-// trip to the L2 cache is long where it queues behind the loads of a block.
+// A barrier of all blocks, which one thread per block passes. After it, these threads see what any of them wrote before
+// it arrived. Every block adds 1 to the word, except that the first block adds the rest of 2^31. So the highest bit
+// flips when the last block arrives, and the word needs no clearing. init, arrive and wait are separate because a round
+// trip to the L2 cache is slow while it queues behind the loads of a block.
 struct GridBarrier {
   uint32_t before;
 
@@ -34,11 +35,11 @@ struct GridBarrier {
   }
 };
 
-// The type in which blocks add the sums of others: double where results are float.
+// The type in which the partial sums of several blocks are added: double if results are float.
 template <class Sum>
 using GridSumType = typename Conditional<is_same<Sum, Compensated<float>>, double, Sum>::type;
 
-// 16 bytes that are loaded and stored as one, past the L1 cache, by the threads of one GPU or of several.
+// 16 bytes that are loaded and stored by one instruction, past the L1 cache. kOverRanks: by threads of several GPUs.
 template <bool kOverRanks>
 struct alignas(16) Word128 {
   uint64_t low, high;
@@ -67,13 +68,13 @@ struct alignas(16) Word128 {
   }
 };
 
-// What ends a wait for messages, beside the messages.
+// A wait for messages that never gives up. (rows_over_ranks.cu has one with a time limit.)
 struct Endless {
   __device__ bool is_over() const { return false; }
 };
 
-// The partial state of a block, with an epoch in the same 16 bytes. A reader that finds the epoch has the state too, so
-// that one round trip to the L2 cache is both message and barrier. `C` is the kernel's: doubles take three words.
+// The partial state of a block, and an epoch in the same 16 bytes. A reader that finds the epoch has the state too, so
+// one round trip to the L2 cache is both message and barrier. `C` is the kernel's config: doubles take three words.
 template <class C>
 struct GridMessage {
   static constexpr int kWords = sizeof(typename C::In) == 8 || sizeof(typename C::Out) == 8 ? 3 : 1;
@@ -121,7 +122,7 @@ struct GridMessage {
   }
 };
 
-// A row of the grid tier: head elements up to a multiple of 16 bytes, whole vectors, and tail elements.
+// A row of the grid tier: head elements up to a multiple of 16 bytes, then whole vectors, then tail elements.
 template <class C>
 struct AlignedRow {
   typedef typename C::In In;
@@ -135,7 +136,7 @@ struct AlignedRow {
     head = before < n ? before : (int)n;
     vectors = (uint64_t)(n - head) / kUnit * (kUnit / C::kVecSize);
   }
-  // The head or tail element of a lane of the communication warp of the row's first block, or -1.
+  // The head or tail element of this lane, or -1. They are handled by the communication warp of the row's first block.
   __device__ int64_t head_or_tail(int lane, int64_t n) const {
     const int64_t after = head + vectors * C::kVecSize + lane - 8;
     return lane < head ? lane : lane >= 8 && lane < 16 && after < n ? after : -1;

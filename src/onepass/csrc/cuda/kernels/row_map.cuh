@@ -1,6 +1,6 @@
-// row_map.cuh: the map of rows, the first argument of a kernel of rows. It says where the operands of a row are, how
-// long the row is, how its elements are scored, and where its results go. These two maps, forward and backward, are of
-// rows of one length at fixed distances (filled in by host/launch.cpp).
+// row_map.cuh: the map of rows, which is the first argument of a kernel of rows. It says where the operands of a row
+// are, how long the row is, how its elements are scored, and where its results go. The two maps in this file, forward
+// and backward, are for rows of one length at a fixed stride (host/launch.cpp fills them in).
 #pragma once
 
 #include "types.cuh"
@@ -10,7 +10,7 @@ struct ForwardRow {
   const typename C::In* x;
   int64_t n;
   typename C::Operand operand;
-  // The operand whose vectors are aligned.
+  // The operand whose address decides where vectors are aligned.
   __device__ const typename C::In* aligned() const { return x; }
 };
 template <class C>
@@ -21,7 +21,7 @@ struct ForwardRows {
   int64_t count, n, x_stride, y_stride;
   typename C::Score score;
 
-  // The row at an index, which has no elements where none `exists`.
+  // The row at an index; it has no elements if it does not exist.
   __device__ Row row(int64_t index, bool exists = true) const {
     return {x + index * x_stride, exists ? n : 0, {score}};
   }
@@ -29,14 +29,14 @@ struct ForwardRows {
   __device__ typename C::Result* result(int64_t index, const AnyRow&...) const {
     return y + index * y_stride;
   }
-  // The tensors, for kernels that copy several rows as one piece.
+  // The tensors, for kernels that copy several rows at once.
   __device__ const typename C::In* operand(int) const { return x; }
   __device__ int64_t stride(int) const { return x_stride; }
   __device__ typename C::Result* results() const { return y; }
   __device__ int64_t result_stride() const { return y_stride; }
 };
 
-// Saved is the type of what the forward saved: its result y, or of logsumexp its input.
+// Saved is the type of the tensor that the forward saved: its result y, or for logsumexp its input.
 template <class C, class Saved = typename C::In>
 struct BackwardRow {
   const Saved* y;
@@ -54,7 +54,7 @@ struct BackwardRows {
   int64_t count, n, dx_stride, y_stride, g_stride;
   typename C::Score score;
 
-  // The same. Its operands are those of the first row where none exists, because g may be loaded whatever n is.
+  // The same. A row that does not exist has the operands of the first row, because g may be loaded even if n is 0.
   __device__ Row row(int64_t index, bool exists = true) const {
     return {y + (exists ? index : 0) * y_stride, g + (exists ? index : 0) * g_stride, exists ? n : 0, score};
   }

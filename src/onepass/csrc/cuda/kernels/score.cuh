@@ -1,5 +1,5 @@
-// score.cuh: what a function computes of each element of x as it is loaded, before the softmax of the scores. A row
-// brings its score with it; that of scored rows has members (scored_row.cuh).
+// score.cuh: how an element x becomes its score when it is loaded. The softmax is taken of the scores. Each row has a
+// score object, which is stateless here; that of scored rows has members (scored_row.cuh).
 //
 //   score(x)                the score of an element, in the accumulator's type
 //   score.apply_half2(x)    the scores of two half elements, in their type
@@ -38,10 +38,10 @@ struct Negate {
   }
 };
 
-// How the elements of an operand are taken: with a score and in the accumulator's type by operand(raw). neutral<T>() is
-// an element that changes no state.
+// An operand converts the raw elements of a tensor: operand(raw) is the score, in the accumulator's type. neutral<T>()
+// is an element that changes no state or sum.
 
-// x of a forward function. It is rounded to Out first where that loses bits, as torch's `dtype=` does.
+// x of a forward function. It is rounded to Out first if Out loses bits of it, as torch's `dtype=` does.
 template <class C>
 struct ScoredOperand {
   static constexpr bool kIsPositional = false;
@@ -57,7 +57,7 @@ struct ScoredOperand {
   }
 };
 
-// y and g of a gradient, which have no score and add zeros to a sum.
+// y and g of a gradient. They have no score, and their neutral element is 0.
 template <class C>
 struct PlainOperand {
   static constexpr bool kIsPositional = false;

@@ -1,5 +1,5 @@
-// types.cuh: element types, their conversion to and from the accumulator's type, and vector loads and stores. It
-// includes no CUDA header: NVRTC needs none, so a user needs no toolkit.
+// types.cuh: element types, their conversion to and from the accumulator's type, and vector loads and stores. "Half
+// types" are float16 and bfloat16. No CUDA header is included: NVRTC needs none, so a user needs no CUDA toolkit.
 #pragma once
 
 typedef long long int64_t;
@@ -35,7 +35,7 @@ struct bfloat16_t {
   uint16_t bits;
 };
 
-// The type in which elements of type T are computed with.
+// The type of the arithmetic on elements of type T (the accumulator's type).
 template <class T>
 using AccType = typename Conditional<is_same<T, double>, double, float>::type;
 
@@ -48,7 +48,7 @@ __device__ inline float to_acc(half_t v) {
 }
 __device__ inline float to_acc(bfloat16_t v) { return __uint_as_float((uint32_t)v.bits << 16); }
 
-// Rounds to T. A double goes through float to a half type, as torch casts.
+// Rounds to T. For a half type, a double is first rounded to float, as torch does.
 template <class T, class A>
 __device__ inline T from_acc(A v) {
   if constexpr (sizeof(T) > 2) {
@@ -67,21 +67,21 @@ __device__ inline T from_acc(A v) {
 template <class In, class Out>
 constexpr bool is_lossless = is_same<In, Out> || is_same<Out, double> || (sizeof(In) == 2 && is_same<Out, float>);
 
-// The value of an input element in the accumulator's type of Out. It is rounded to Out first where that loses bits.
+// The value of an input element in the accumulator's type of Out. It is rounded to Out first if Out loses bits of it.
 template <class Out, class In>
 __device__ inline AccType<Out> round_through(In raw) {
   if (is_lossless<In, Out>) return to_acc(raw);
   return to_acc(from_acc<Out>(to_acc(raw)));
 }
 
-// `Count` elements that one instruction moves.
+// `Count` elements that one instruction loads or stores.
 template <class T, int Count>
 struct alignas(sizeof(T) * Count) Vector {
   T at[Count];
 };
 
-// Loads a vector. With `EvictFirst` the L2 cache may evict it first, because it is not read again. That gains 1 to 2 us
-// where a few rows are read and written in turn, and costs 3% where many rows are.
+// Loads a vector. `EvictFirst` tells the L2 cache to evict it first, because it is not read again. That saves 1 to 2 us
+// if a few rows are read and written in turn, and costs 3% if there are many rows.
 template <class T, int Count, bool EvictFirst>
 __device__ inline Vector<T, Count> load_vector(const void* at) {
   typedef Vector<T, Count> Result;
@@ -98,11 +98,11 @@ __device__ inline Vector<T, Count> load_vector(const void* at) {
   }
 }
 
-// Has the L2 cache fetch the bytes at an address in global memory.
+// Prefetches the bytes at a global address into the L2 cache.
 __device__ inline void prefetch_l2(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// Stores a vector by one instruction. It is written in PTX because the compiler splits the vector where another branch
-// stores the same values one by one.
+// Stores a vector with one instruction. It is PTX because the compiler splits the vector store if another branch stores
+// the same values one by one.
 template <class T, int Count>
 __device__ inline void store_vector(void* at, Vector<T, Count> vector) {
   constexpr int kBytes = sizeof(vector);
@@ -121,14 +121,14 @@ __device__ inline void store_vector(void* at, Vector<T, Count> vector) {
   }
 }
 
-// Two elements of 2 bytes in a register are a half2. The first element is in the low bits.
+// A half2 is a register that holds two elements of 2 bytes, the first one in the low bits.
 
 template <class T>
 __device__ inline T get_half(uint32_t half2, int which) {
   return T{(uint16_t)(half2 >> which * 16)};
 }
 
-// An element of a vector, which may be of half2.
+// Element i of a vector, whose registers may be half2.
 template <class T, int Count>
 __device__ inline T get_element(const Vector<T, Count>& vector, int i) {
   return vector.at[i];
@@ -138,7 +138,7 @@ __device__ inline T get_element(const Vector<uint32_t, Count>& vector, int i) {
   return get_half<T>(vector.at[i / 2], i % 2);
 }
 
-// A vector as it is loaded: half types two elements per register.
+// The type in which a vector is loaded: two elements per register for half types.
 template <class T, int Count>
 struct HalfWords {
   typedef
@@ -146,8 +146,8 @@ struct HalfWords {
           Type;
 };
 
-// Converts one element of a half2 by another instruction than to_acc. With the same one ptxas would keep the converted
-// elements of the first pass for the second, in twice the registers.
+// Converts one element of a half2, with another instruction than to_acc. If both used the same instruction, ptxas would
+// keep the converted elements of the first pass for the second one, in twice the registers.
 template <class T>
 __device__ inline float reconvert(uint32_t half2, int which) {
   if constexpr (is_same<T, half_t>) return to_acc(get_half<T>(half2, which));
@@ -166,7 +166,7 @@ __device__ inline uint32_t pack_half2(float low, float high) {
   return half2;
 }
 
-// The sums of the elements of two half2, rounded to T.
+// Adds two half2 element by element, and rounds the sums to T.
 template <class T>
 __device__ inline uint32_t add_half2(uint32_t a, uint32_t b) {
   if constexpr (is_same<T, half_t>)
@@ -176,7 +176,7 @@ __device__ inline uint32_t add_half2(uint32_t a, uint32_t b) {
   return a;
 }
 
-// The maxima, and the minima, of the elements of two half2. A NaN loses against a number.
+// The minima, or maxima, of two half2, element by element. If one element is a NaN, the result is the other.
 template <class T>
 __device__ inline uint32_t min_half2(uint32_t a, uint32_t b) {
   if constexpr (is_same<T, half_t>)

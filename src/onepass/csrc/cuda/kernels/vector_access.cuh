@@ -1,26 +1,28 @@
-// vector_access.cuh: how a thread reads and writes vectors of a row. Vectors lie at aligned addresses, whatever element
-// of a vector the row begins with: together they are the row's aligned span. The first and the last vector of the span
-// may belong to the row in part; those move element by element, so that nothing beside the row is touched.
+// vector_access.cuh: how a thread reads and writes vectors of a row. Vectors are aligned in memory, even if the row
+// begins in the middle of one: the vectors that the row overlaps are its aligned span. The first and the last vector of
+// the span may belong to the row only in part. Their elements are moved one by one, so that nothing beside the row is
+// touched.
 #pragma once
 
 #include "state.cuh"
 
-// How rows, or columns, lie over vectors; plan/rows.h and plan/column_view.h count in the same order.
+// How rows, or columns, lie relative to aligned vectors. plan/rows.h and plan/column_view.h number them in the same
+// order.
 enum class VecAccess {
   predicated,    // a row may begin and end within a vector
-  scalar,        // so it may, and yet each element always goes to the same thread, so that a row's bits do not depend
-                 // on its address: vectors move element by element
-  aligned,       // rows are whole vectors, which saves half of the instructions
+  scalar,        // the same, but each element always goes to the same thread, so that a row's bits do not depend
+                 // on its address: elements are moved one by one
+  aligned,       // rows are whole vectors; this saves half of the instructions
   slab,          // columns: the memory of whole columns is one span (see column_tile.cuh)
   slab_aligned,  // a slab of whole vectors
-  strided,       // columns: any strides, element by element
+  strided,       // columns: any strides, elements are moved one by one
   shifted,       // columns: lines begin at different elements of a vector
 };
 
 __device__ inline bool is_inside(int i, int n) { return (unsigned)i < (unsigned)n; }
 __device__ inline bool is_inside(int64_t i, int64_t n) { return (uint64_t)i < (uint64_t)n; }
 
-// Whether all of the vector that begins at element `first` belongs to a row of n elements. `first` may be negative.
+// Whether the whole vector that begins at element `first` belongs to a row of n elements. `first` may be negative.
 template <class C>
 __device__ inline bool is_full(int first, int n) {
   constexpr int V = C::kVecSize;
@@ -33,7 +35,7 @@ __device__ inline bool is_full(int64_t first, int64_t n) {
   return first >= 0 && first + C::kVecSize <= n;
 }
 
-// Whether any element of that vector belongs to the row.
+// Whether any element of the vector that begins at element `first` belongs to the row.
 template <class C>
 __device__ inline bool overlaps_row(int first, int n) {
   constexpr int V = C::kVecSize;
@@ -44,14 +46,14 @@ __device__ inline bool overlaps_row(int64_t first, int64_t n) {
   return first > -C::kVecSize && first < n;
 }
 
-// Whether that vector moves by one instruction.
+// Whether the vector that begins at element `first` is moved by one instruction.
 template <class C, class Index>
 __device__ inline bool moves_as_vector(Index first, Index n) {
   return !C::kScalar && is_full<C>(first, n);
 }
 
-// Where head or tail element `i` of a row is, or -1. They are those before the first and after the last whole vector of
-// V elements; `before`: the misalignment of the row.
+// The position of head or tail element number `i` in a row, or -1. Head elements precede the first whole vector of V
+// elements, and tail elements follow the last one. `before`: the misalignment of the row.
 template <int V, class Index>
 __device__ inline Index tail_position(int i, int before, Index n) {
   const int to_aligned = (V - before) % V, head = to_aligned < n ? to_aligned : (int)n;
@@ -60,7 +62,7 @@ __device__ inline Index tail_position(int i, int before, Index n) {
   return at < tail ? n - tail + at : -1;
 }
 
-// Stores a vector, which may be of half2, or those of its elements that belong to a row of n.
+// Stores a vector, which may be of half2. If it is not all in a row of n elements, only the row's elements are stored.
 template <class C, class Index, class Any>
 __device__ inline void store_predicated(typename C::Out* row, Index first, Index n, Any vector) {
   if (moves_as_vector<C>(first, n)) {
@@ -73,7 +75,7 @@ __device__ inline void store_predicated(typename C::Out* row, Index first, Index
   }
 }
 
-// The elements of a vector that come before the row in its aligned span.
+// The number of elements between the start of a row's aligned span and the row.
 template <class C, class T>
 __device__ inline int misalignment(const T* row) {
   return (int)((uint64_t)row / sizeof(T) % C::kVecSize);

@@ -19,20 +19,20 @@ __device__ inline T warp_reduce(T value, Op op) {
   return value;
 }
 
-// Over the lanes of a warp whose numbers are equal modulo `stride`.
+// Over the lanes of a warp whose numbers are equal modulo `stride`. `stride` is a power of two.
 template <class T, class Op>
 __device__ inline T warp_reduce_strided(T value, int stride, Op op) {
   for (int mask = 16; mask >= stride; mask /= 2) value = op(value, shuffle_xor(value, mask));
   return value;
 }
 
-// The maximum of a warp, none of whose values is a NaN.
+// The maximum over a warp. None of the values may be a NaN.
 __device__ inline double warp_max(double value) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) value = max_(value, shuffle_xor(value, mask));
   return value;
 }
-// One instruction does it for integers: floats are mapped to integers of the same order.
+// For floats it is one integer instruction: they are mapped to integers of the same order.
 __device__ inline float warp_max(float value) {
   const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
   return __int_as_float(flip(__reduce_max_sync(0xffffffffu, flip(__float_as_int(value)))));
