@@ -1,11 +1,12 @@
-// async_copy.cuh: vectors in shared memory that only the thread that copied them reads. They act as more registers,
-// which can be filled while the thread does something else. No barrier guards them. And copies in bulk, which one does.
+// async_copy.cuh: copies from global to shared memory. AsyncCopy is for vectors that only the thread that copied them
+// reads: they are like more registers, filled while the thread does something else, and need no barrier. BulkCopy
+// copies whole spans; the threads of a block wait for it at a barrier.
 #pragma once
 
 #include "cluster.cuh"
 #include "vector_access.cuh"
 
-// Asynchronous copies from global to shared memory. A thread waits for groups of them, in the order of their commits.
+// Asynchronous copies from global to shared memory. A thread waits for groups of copies, in the order of their commits.
 struct AsyncCopy {
   // Begins to copy 4, 8 or 16 bytes.
   template <int Bytes>
@@ -17,7 +18,7 @@ struct AsyncCopy {
     }
   }
   static __device__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  // Waits until at most `Pending` of the last groups are on their way.
+  // Waits until at most the last `Pending` groups have not arrived.
   template <int Pending>
   static __device__ void wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
@@ -35,15 +36,15 @@ struct AsyncCopy {
   }
 };
 
-// Copies of any number of whole vectors of 16 bytes, which one thread begins (compute capability 9.0). They do not see
-// what threads have stored to shared memory before a fence.
+// Copies of whole vectors of 16 bytes, any number of them, which one thread starts (compute capability 9.0). They see
+// what threads have stored to shared memory only after a fence.
 struct BulkCopy {
 #if __CUDA_ARCH__ >= 900
   static constexpr bool kExists = true;
 #else
   static constexpr bool kExists = false;
 #endif
-  // To shared memory. `barrier` counts the bytes.
+  // To shared memory. `barrier` counts the bytes that have arrived.
   static __device__ void load(uint32_t to, const void* from, int bytes, const TxBarrier* barrier) {
     if constexpr (kExists)
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -58,7 +59,7 @@ struct BulkCopy {
   static __device__ void commit_stores() {
     if constexpr (kExists) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
   }
-  // Waits until what the thread has begun to store is read from shared memory.
+  // Waits until the data of all stores that this thread has started has been read from shared memory.
   static __device__ void wait_until_read() {
     if constexpr (kExists) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
@@ -67,10 +68,10 @@ struct BulkCopy {
   }
 };
 
-// Shared memory beyond what the kernel declares, as much as the launch asks for.
+// Dynamic shared memory, beyond what the kernel declares. The launch sets its size.
 extern __shared__ __align__(16) unsigned char dynamic_smem[];
 
-// Its address. It is opaque because the compiler would compute it again wherever it is used.
+// The address of dynamic_smem. It is opaque, because the compiler would otherwise compute it again at each use.
 __device__ inline uint32_t dynamic_smem_address() {
   uint32_t at = (uint32_t)__cvta_generic_to_shared(dynamic_smem);
   asm volatile("" : "+r"(at));
@@ -109,8 +110,8 @@ __device__ inline void store_smem(uint32_t at, Raw raw) {
   }
 }
 
-// A row to copy from. `has_neighbours`: the elements just before and after it belong to the tensor too, so that its
-// first and its last vector may be read whole.
+// A row to copy from. `has_neighbours`: the elements just before and after the row belong to the tensor too, so that
+// the first and last vector of the row may be read whole.
 template <class T, class Index>
 struct RowSource {
   const T* row;
@@ -118,7 +119,7 @@ struct RowSource {
   bool has_neighbours;
 };
 
-// A thread's vectors of a row in shared memory.
+// A thread's vectors of a row in shared memory; slot(i) is vector i.
 template <class C>
 struct SmemVecs {
   typedef typename C::In T;
@@ -130,8 +131,8 @@ struct SmemVecs {
   static __device__ void copy_full(int i, const T* at) {
     AsyncCopy::start<kBytes>((uint32_t)__cvta_generic_to_shared(slot(i)), at);
   }
-  // Begins to copy the vector at element `first`. A vector that belongs to the row in part is copied whole if the rest
-  // belongs to the tensor, and otherwise element by element.
+  // Begins to copy the vector at element `first`. If it belongs to the row only in part, it is copied whole if the rest
+  // of it belongs to the tensor, and otherwise element by element.
   template <class Index>
   static __device__ void copy(int i, const RowSource<T, Index>& from, Index first) {
     if (!overlaps_row<C>(first, from.n)) return;

@@ -1,9 +1,10 @@
-// grid_row.cuh: what the kernels of rows that blocks share through global memory (rows_grid.cu, rows_pipelined.cu) do
-// with a row: how a thread's part of its state grows chunk by chunk, how the parts are merged, within a block and over
-// the messages of blocks, and how the epilogue is applied.
+// grid_row.cuh: a row that several blocks share, which exchange their partial states through global memory. The kernels
+// rows_grid.cu and rows_pipelined.cu use it. GridForward and GridBackward have the steps: a thread absorbs its part of
+// the row chunk by chunk, a block merges the parts of its threads, the blocks merge each other's messages, and the
+// epilogue is applied to each chunk.
 //
-// One warp more than those that compute, the communication warp, sends the block's partial state to the others and
-// waits for theirs. It also takes the head and the tail elements of a row.
+// A block has one warp more than those that compute, the communication warp. It sends the block's partial state to the
+// other blocks and waits for theirs. It also handles the head and tail elements of a row.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -11,10 +12,10 @@
 #include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-constexpr int kCommThreads = 32;  // of a block; they have no whole vectors
-constexpr int kMaxThreads = 512;  // with those
+constexpr int kCommThreads = 32;  // of a block; they read no whole vectors
+constexpr int kMaxThreads = 512;  // including kCommThreads
 
-// Reads a vector, for a chunk on its way.
+// Reads a vector of a chunk that is prefetched.
 template <class Chunk, class C, bool EvictFirst>
 __device__ inline typename Chunk::Raw read_vector(const typename C::In* at) {
   typedef typename Chunk::Raw Raw;
@@ -27,7 +28,7 @@ __device__ inline typename Chunk::Raw read_vector(const typename C::In* at) {
   }
 }
 
-// The state of a row in the forward, and what one thread has of it.
+// The state of a row in the forward, and one thread's part of it.
 template <class Config, int ChunkVecs>
 struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   typedef Config C;
@@ -38,17 +39,17 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   typedef ForwardRows<C> Rows;
   typedef GridMessage<C> Message;
   static constexpr int kChunkVecs = ChunkVecs, kOperands = 1;
-  // Exponentials are not kept, because they are relative to an older maximum.
+  // Exponentials are not kept: each is relative to the maximum at the time, which later chunks may raise.
   typedef RowFragment<C, kChunkVecs, false> Chunk;
   typedef typename Chunk::Raw Raw;
   static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow;
-  // Elements that are read once may leave the L2 cache first. Where most are read again that costs 3%, as in other
+  // Elements that are read only once may leave the L2 cache first. If most are read again, that costs 3%, as in other
   // tiers.
   static constexpr bool kEvictFirst = C::kVecs > 0, kEvictFirstAgain = false;
-  // Where nearly all chunks are read again, the second read is scheduled dynamically: each block takes the next chunk
-  // when it is done with one, so that none ends after the others.
+  // If nearly all chunks are read again, the second read is scheduled dynamically: a block takes the next chunk when it
+  // has finished one, so that no block ends long after the others.
   static constexpr bool kDrawsTickets = C::kVecs == 0;
-  static constexpr int kMessagesInFlight = 5;  // of a lane
+  static constexpr int kMessagesInFlight = 5;  // per lane
   struct Shared {
     A maxima[32];
     L sums[32];
@@ -78,7 +79,7 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
     }
   }
   __device__ void set(Chunk& chunk, int i, const Raw* raw) const { chunk.set(i, raw[0], row.operand); }
-  // One warp gives its state to the block.
+  // Called by each warp: gives its state to the block.
   __device__ void publish(Shared& shared, int warp, int lane) {
     reduce_lanes();
     if (lane == 0) shared.maxima[warp] = m, shared.sums[warp] = l;
@@ -86,7 +87,7 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   __device__ void load_edge(int64_t at) {
     if (at >= 0) edge_value = row.operand(row.x[at]);
   }
-  // One warp reduces the states of a block's warps, and the head and tail elements.
+  // Called by one warp: reduces the states of the block's warps, and the head and tail elements.
   __device__ void reduce_block(const Shared& shared, int warps, int lane, bool has_edge) {
     A warp_m = -infinity();
     if (lane < warps) warp_m = shared.maxima[lane], l = shared.sums[lane];
@@ -96,7 +97,7 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
     reduce_lanes();
   }
   __device__ void send(Message& message, uint32_t epoch) const { message.write(m, l, epoch); }
-  // One warp reduces the messages of the blocks of a row to the state of the row.
+  // Called by one warp: reduces the messages of all blocks of the row to the state of the row.
   template <class Patience = Endless>
   __device__ State<A> reduce_messages(const Message* messages, int blocks_per_row, uint32_t epoch,
                                       Patience&& patience = {}) {
@@ -138,7 +139,7 @@ struct GridForward : ThreadState<Config, GridSumType<typename Config::Sum>> {
   }
 };
 
-// The sum of a row in the backward, and what one thread has of it.
+// The sum of a row in the backward, and one thread's part of it.
 template <class Config, int ChunkVecs>
 struct GridBackward {
   typedef Config C;
@@ -160,7 +161,7 @@ struct GridBackward {
   BackwardRow<C> row;
   L l = {};
   GridSum sum;
-  A g_value;  // where it is broadcast
+  A g_value;  // if g is broadcast
   A edge_y = 0, edge_g = g_value;
 
   __device__ explicit GridBackward(const BackwardRow<C>& row)
@@ -222,7 +223,7 @@ struct GridBackward {
   }
 
  private:
-  // Converts a thread's sum to the type in which the parts of a row are added.
+  // Converts a thread's sum to the type in which the sums of blocks are added.
   static __device__ double to_grid_sum(Compensated<float> sum) { return (double)sum.hi + (double)sum.lo; }
   static __device__ Compensated<double> to_grid_sum(Compensated<double> sum) { return sum; }
   static __device__ float to_grid_sum(float sum) { return sum; }

@@ -1,22 +1,23 @@
-// pipelined_rows.cuh: many long rows over several blocks each, all of which run at the same time. While the blocks of a
-// row exchange their partial states, the next row is already on its way and is reduced in turn; the row waits in shared
-// memory.
+// pipelined_rows.cuh: many long rows, each shared by several blocks, which all run at the same time. While the blocks
+// of a row exchange their partial states, the next row is already being copied and reduced. The first row waits in
+// shared memory for the exchange.
 //
-//   chunks of a row -> shared memory -> each thread a partial state -> block -> the row's other blocks
-//   a row later, chunk by chunk: shared memory -> epilogue -> store, and a chunk of the next row takes its place
+//   chunks of a row -> shared memory -> partial state of each thread -> of the block -> to the row's other blocks
+//   one row later, chunk by chunk: shared memory -> epilogue -> store; a chunk of a later row takes the free place
 //
-// The vectors in shared memory are those of the threads that copied them (async_copy.cuh). A thread takes kVecs vectors
-// of a chunk. A launch has any number of threads up to kMaxThreads, and of blocks.
+// Each thread reads only the vectors in shared memory that it has copied itself (async_copy.cuh). A thread takes kVecs
+// vectors of a chunk. A launch may have any number of blocks, and of threads up to kMaxThreads.
 //
-// An Exchange says which blocks these are: those of a launch (rows_pipelined.cu), or of a launch on each of several
-// GPUs (rows_over_ranks.cu).
+// An Exchange says which blocks exchange states: those of a launch (rows_pipelined.cu), or of a launch on each of
+// several GPUs (rows_over_ranks.cu). Its members:
 //
-//   blocks()          of this GPU
-//   rows_at_once      rows that they compute in a turn; in the last one there are fewer, by more blocks each
-//   ahead(spare)      of so many chunks that have room beyond a row, how many are to be on their way
-//   open(sends)       before anything is sent or received, by both warps that communicate
-//   send(op, at)      the state of a block, to the blocks of its row
-//   receive(op, at)   their states, merged
+//   blocks()          the number of blocks on this GPU
+//   rows_at_once      how many rows these blocks compute in a turn. The last turn may have fewer rows, with more blocks
+//                     each
+//   ahead(spare)      how many chunks to prefetch, if shared memory has room for `spare` chunks beyond a row
+//   open(sends)       called by both communication warps before anything is sent or received
+//   send(op, at)      sends the state of the block to the blocks of its row
+//   receive(op, at)   waits for the states of these blocks, and merges them
 #pragma once
 
 #include "async_copy.cuh"
@@ -27,13 +28,13 @@ using Forward = GridForward<C, C::kVecs>;
 template <class C>
 using Backward = GridBackward<C, C::kVecs>;
 
-// A row has a barrier at which all threads of the block have reduced it, and one at which the blocks have merged it:
-// some threads arrive there, the others wait. Rows take turns at kSets of both, so that a thread may be kSets rows
-// ahead.
+// Two named barriers serve a row: at the first, all threads of the block have reduced the row; at the second, its
+// blocks have merged it. Some threads only arrive at a barrier, the others wait at it. Rows take turns at kSets pairs
+// of barriers, so that a thread may be up to kSets rows ahead.
 constexpr int kSets = 4;
 enum class Done { reduced, merged };
 __device__ inline int barrier_of(Done done, uint32_t row) { return 1 + kSets * int(done) + int(row % kSets); }
-// Of the two warps that communicate one takes part in each.
+// Each barrier is used by only one of the two communication warps.
 __device__ inline int threads_at_barrier() { return blockDim.x - 32; }
 __device__ inline void arrive(Done done, uint32_t row) {
   __syncwarp();
@@ -43,30 +44,30 @@ __device__ inline void wait(Done done, uint32_t row) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier_of(done, row)), "r"(threads_at_barrier()) : "memory");
 }
-// A barrier of those two warps.
+// A barrier of the two communication warps.
 __device__ inline void sync_communication() {
   asm volatile("bar.sync %0, %1;" ::"n"(1 + 2 * kSets), "n"(2 * kCommThreads) : "memory");
 }
-// How many messages a block may have sent before the first is read. It sends one when it has reduced a row, and is at
-// most kSets rows ahead of what has been merged; the blocks whose messages were merged are as far ahead of what they
-// have read.
+// How many messages a block may have sent before the first of them is read. A block sends one message for each row that
+// it has reduced, and is at most kSets rows ahead of the last merged row. The blocks that merged this row are in turn
+// at most kSets rows ahead of what they have read.
 constexpr int kMessages = 2 * kSets;
 
-// The rows that a block takes part in, one in each turn.
+// The rows that a block takes part in: one in each turn.
 template <class Op, class Exchange>
 struct BlockRows {
   const typename Op::Rows& rows;
   const Exchange& exchange;
   uint32_t turn = 1;
-  int64_t index;       // of the block's row in this turn, if it has one
+  int64_t index;       // of the block's row in this turn; rows.count or more if it has none
   int blocks_per_row;  // in this turn
-  int part;            // the block's place among those of its row
+  int part;            // the block's number among those of its row
 
   __device__ BlockRows(const typename Op::Rows& rows, const Exchange& exchange) : rows(rows), exchange(exchange) {
     share(0, exchange.rows_at_once);
   }
   __device__ bool exists() const { return index < rows.count; }
-  // Returns whether the next turn has more blocks per row.
+  // Moves to the next turn. Returns whether it has more blocks per row than the turn before.
   __device__ bool advance() {
     const int at_once = exchange.rows_at_once;
     const int64_t first = (int64_t)turn++ * at_once, rest = rows.count - first;
@@ -84,20 +85,20 @@ struct BlockRows {
   }
 };
 
-// A thread's part of the chunks of a block, one after another. Chunks go to the blocks of a row in turn; the vectors of
-// a thread lie `workers` apart in a chunk.
+// A thread's part of the chunks of a block, one chunk after another. The chunks of a row go to its blocks in turn.
+// Within a chunk, the vectors of a thread are `workers` vectors apart.
 template <class Op, class Exchange>
 struct Chunks : BlockRows<Op, Exchange> {
   typedef typename Op::C C;
   typedef BlockRows<Op, Exchange> Base;
   const int workers;
-  const uint32_t begin, end;   // of shared memory, whose places chunks take in turn
-  const int bytes;             // of a place
-  uint32_t place;              // the thread's first vector there
-  Op op;                       // the row
-  int row_chunks, chunk_vecs;  // chunks that the block takes of the row, and vectors of each
-  int chunk = 0;               // of those
-  int64_t element;             // of the row: where the thread's first vector begins,
+  const uint32_t begin, end;   // in shared memory: a ring of places, each for one chunk
+  const int bytes;             // size of a place
+  uint32_t place;              // where the thread's first vector is in the current place
+  Op op;                       // the row of the current chunk
+  int row_chunks, chunk_vecs;  // chunks that the block takes of the row, and vectors in each
+  int chunk = 0;               // the number of the current chunk, of these
+  int64_t element;             // of the row: where the thread's first vector in the chunk begins,
   int rest;                    // vectors of the row from that one on
 
   __device__ Chunks(const typename Op::Rows& rows, const Exchange& exchange, int workers, uint32_t begin, int bytes,
@@ -114,7 +115,7 @@ struct Chunks : BlockRows<Op, Exchange> {
   }
   __device__ bool begins_row() const { return chunk == 0; }
   __device__ bool ends_row() const { return chunk + 1 == row_chunks; }
-  // Of the thread's vectors those exist whose distance from the first is below this.
+  // A vector of the thread exists if its distance from the thread's first vector is below this limit.
   __device__ int limit() const {
     const int in_chunk = chunk_vecs - (int)threadIdx.x;
     return rest < in_chunk ? rest : in_chunk;
@@ -148,7 +149,7 @@ struct Chunks : BlockRows<Op, Exchange> {
   }
 };
 
-// Shared memory has `places` for chunks: more than a block takes of a row.
+// Shared memory has `places` places for chunks. That is more than the chunks that a block takes of a row.
 template <class Op, class Exchange>
 __device__ inline void compute(const typename Op::Rows& rows, int places, Exchange exchange) {
   typedef typename Op::C C;
@@ -188,7 +189,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int places, Exchan
                      places);
   BlockChunks reduced = coming, written = coming;
   const auto place_of = [&](const BlockChunks& chunks, int slot) { return chunks.place + slot * stride; };
-  // Vectors that do not exist are neutral in shared memory.
+  // Vectors that do not exist are filled with neutral elements in shared memory.
   const auto copy_next = [&] {
     if (coming.exists()) {
       const int limit = coming.limit();
@@ -212,8 +213,9 @@ __device__ inline void compute(const typename Op::Rows& rows, int places, Exchan
       from.op.set(chunk, i, raw);
     });
   };
-  // The room beyond a row is for chunks on their way, and for those that are reduced while a row is merged: up to kSets
-  // rows. Groups of the last turn have no more chunks than the others, and may have one.
+  // The places beyond a row are for chunks that are being copied, and for chunks of later rows, up to kSets rows, that
+  // are reduced while a row is being merged. In the last turn a block has no more chunks of its row than in other
+  // turns, and may have only one.
   const int row_chunks = coming.row_chunks, spare = places - row_chunks, wanted = exchange.ahead(spare);
   const int least_ahead = places - (kSets * row_chunks - 1);
   const int ahead = wanted > spare ? spare : wanted > least_ahead ? wanted : least_ahead, lag = places - ahead;
@@ -222,7 +224,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int places, Exchan
 
   decltype(Op::Shared::row) state = {};
 #pragma unroll 1
-  for (int waits = lag; written.exists(); waits -= waits > 0) {  // steps before the first chunk is written
+  for (int waits = lag; written.exists(); waits -= waits > 0) {  // `waits`: the steps before the first chunk is written
 
     Chunk elements;
     if (reduced.exists()) {

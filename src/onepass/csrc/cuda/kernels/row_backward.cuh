@@ -1,9 +1,9 @@
-// row_backward.cuh: the gradient dx of a row, from the forward's result y and the gradient g of that result.
+// row_backward.cuh: the gradient dx of a row, from the forward's result y and the gradient g of y.
 //
 //   softmax       dx = y (g - s),       s = sum(g y)       softmin: the negative
 //   log_softmax   dx = g - exp(y) s,    s = sum(g)
 //
-// It has a thread's elements of both while the sum of the row is reduced. `C` is the BackwardConfig.
+// A thread keeps its elements of y and g in fragments while the sum s is reduced. `C` is the BackwardConfig.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -11,7 +11,7 @@
 #include "row_fragment.cuh"
 #include "score_map.cuh"
 
-// An operand that has one value per row.
+// A gradient g that has one value per row.
 template <class C>
 struct BroadcastFragment {
   typedef typename C::Acc A;
@@ -24,13 +24,13 @@ struct BroadcastFragment {
 template <class C>
 constexpr bool uses_half2 = sizeof(typename C::In) == 2 && sizeof(typename C::Out) == 2 && (C::kVecSize > 1);
 
-// What an element adds to the sum of its row. A broadcast gradient of softmax is a factor of the sum instead.
+// The term that an element adds to the sum of its row. A broadcast g of softmax is factored out of the sum.
 template <class C>
 __device__ inline typename C::Acc sum_term(typename C::Acc y, typename C::Acc g) {
   return C::Grad::template sum_term<C::kBroadcastGrad>(y, g);
 }
 
-// A thread's vectors of both operands.
+// A thread's vectors of y and g.
 template <class C, int Vecs>
 struct BackwardFragment {
   typedef typename C::In In;
@@ -42,10 +42,11 @@ struct BackwardFragment {
   typedef typename Operand::Raw Raw;
   Operand y;
   typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;
-  typename HalfWords<Out, V>::Type x[C::has(kScoreSoftcap) ? Vecs : 1];  // with a softcap alone
+  typename HalfWords<Out, V>::Type x[C::has(kScoreSoftcap) ? Vecs : 1];  // only with a softcap
 
-  // Loads Vecs vectors of a row; the first begins at element `first`, and each other `step` elements further on.
-  // Vectors that belong to the row in part become zeros: their elements are head or tail elements.
+  // Loads Vecs vectors of a row. The first begins at element `first`, and each next one `step` elements further on.
+  // Vectors that belong to the row only in part become zeros: their elements are the row's head or tail elements
+  // (RowTails).
   template <class Index>
   __device__ void load(const BackwardRow<C>& row, Index first, Index step, Index n) {
     const auto vector = [](const In* at) { return *reinterpret_cast<const Raw*>(at); };
@@ -72,7 +73,7 @@ struct BackwardFragment {
   static __device__ Raw read(const In* at) {
     return __builtin_bit_cast(Raw, load_vector<uint32_t, sizeof(Raw) / 4, EvictFirst>(at));
   }
-  // Sets one vector of each operand, or of y and the one value of g.
+  // Sets vector i of both operands, or of y, and the one value of a broadcast g.
   __device__ void set(int i, Raw y_vec, Raw g_vec, A g_value) {
     y.set(i, y_vec, {});
     if constexpr (C::kBroadcastGrad)
@@ -85,7 +86,7 @@ struct BackwardFragment {
   __device__ typename C::Sum partial_sum() const {
     return accurate_sum<typename C::Sum, Vecs * V>([&](int i) { return sum_term<C>(y[i], g[i]); });
   }
-  // dx of vector i, which begins with element `first` of the row, takes the place of y.
+  // Replaces y by dx in vector i, which begins with element `first` of the row.
   template <class Index = int>
   __device__ void apply_epilogue(int i, const Grad& grad, Index first = 0) {
     if (grad.has_outsiders())
@@ -125,8 +126,9 @@ struct BackwardFragment {
   }
 };
 
-// The head and tail elements of a row, before its first and after its last whole vector, up to V - 1 each. Each of
-// `Threads` threads takes some. So no vector has to be split for them, which would cost branches in every one.
+// The head and tail elements of a row: up to V - 1 elements before its first whole vector, and as many after its last.
+// They are distributed over `Threads` threads. Then no vector has to be split for them, which would cost branches in
+// each.
 template <class C, int Threads>
 struct RowTails {
   typedef typename C::In In;
@@ -136,7 +138,8 @@ struct RowTails {
   static constexpr int kEach = C::kAligned || C::kScalar || V == 1 ? 0 : (2 * (V - 1) + Threads - 1) / Threads;
   A y[kEach + 1], g[kEach + 1];
 
-  // `thread`: its number; threads beyond `Threads` have no elements. `before`: the misalignment of the row.
+  // `thread`: the number of the thread; threads from `Threads` on get no elements. `before`: the misalignment of the
+  // row.
   template <class Index>
   __device__ void load(const BackwardRow<C>& row, int thread, int before, Index n) {
     unroll<kEach>([&](int k) {
@@ -159,18 +162,18 @@ struct RowTails {
   }
 };
 
-// The sum of a row, from the sum of its terms, and from its g where that has one value.
+// The sum s of a row, from the sum of its terms and, if g has one value per row, from that value.
 template <class C>
 __device__ inline typename C::Acc row_sum(typename C::Sum terms, typename C::Acc g, int64_t n) {
   typedef typename C::Acc A;
   if constexpr (!C::kBroadcastGrad) return value_of(terms);
   return C::Grad::kSumsGrad ? g * A(n) : g * value_of(terms);
 }
-// Whether the sum needs no element of a row.
+// Whether the sum s needs no element of the row.
 template <class C>
 constexpr bool needs_no_reduction = C::kBroadcastGrad && C::Grad::kSumsGrad;
 
-// The reduction of a row's sum: over lanes, or over blocks, where rows alternate between two storages.
+// The reduction of a row's sum, over lanes or over blocks. For blocks, rows alternate between two storages.
 template <int Lanes, class L>
 struct WarpSumReduce {
   __device__ void init() {}

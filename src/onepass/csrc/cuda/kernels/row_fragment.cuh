@@ -1,17 +1,18 @@
-// row_fragment.cuh: the elements of a row that one thread keeps in registers while the state of the row is reduced: how
-// they are loaded, kept (two half elements per register, where that is exact) and stored. `C` is the ForwardConfig; the
-// backward has fragments of its own (row_backward.cuh), of which Half2Vecs is a part.
+// row_fragment.cuh: a fragment is the part of a row that one thread keeps in registers while the state of the row is
+// reduced. This file loads fragments, reduces them, applies the epilogue and stores them. If it is exact, a register
+// holds two half elements. `C` is the ForwardConfig. The backward has its own fragments (row_backward.cuh), which also
+// use Half2Vecs.
 #pragma once
 
 #include "async_copy.cuh"
 #include "row_map.cuh"
 #include "vector_access.cuh"
 
-// Calls `any(i, position)` for each of a thread's vectors, whose first elements are `step` apart, or `full(i,
-// position)` for those that one test shows to be full: all of a few vectors where whole warps share a row, otherwise
-// those between the first and the last. That saves ten instructions per vector. Where rows are whole vectors a test is
-// one comparison, and each of a few vectors gets its own: threads of the last warp with one vector fewer then do not
-// diverge.
+// Calls any(i, position) for each of a thread's vectors, whose first elements are `step` apart, or full(i, position)
+// for vectors that one common test shows to be full. If whole warps share a row and a thread has few vectors, the test
+// is for all of them; otherwise it is for those between the first and the last. This saves ten instructions per vector.
+// If rows are whole vectors, a test is one comparison, and each of a few vectors gets its own: then threads of the last
+// warp that have one vector fewer do not diverge.
 template <class C, int Vecs, class Index, class Full, class Any>
 __device__ inline void for_each_vec(Index first, Index step, Index n, Full full, Any any) {
   constexpr bool kFew = Vecs <= 4, kTestAll = C::kThreadsPerRow == 0 && kFew && !C::kAligned;
@@ -30,11 +31,12 @@ __device__ inline void for_each_vec(Index first, Index step, Index n, Full full,
   }
 }
 
-// The loads and stores of both fragments. `Self` has Raw, a vector as it is read, set(i, raw, operand), set_elements(i,
-// at, first, n, operand), which reads element by element, and vec(i), a vector of results.
+// The loads and stores of both kinds of fragments. `Self` is the fragment. It has the type Raw, a vector as it is read,
+// and set(i, raw, operand), set_elements(i, at, first, n, operand), which reads element by element, and vec(i), a
+// vector of results.
 template <class C, class Self, int Vecs>
 struct FragmentAccess {
-  // `WholeOnly`: vectors that are the row's in part have no elements.
+  // `WholeOnly`: vectors that belong to the row only in part are left out.
   template <bool WholeOnly = false, class Index>
   __device__ void load(const ForwardRow<C>& row, Index first, Index step, Index n) {
     // Each path has a lambda of its own: the compiler takes more instructions where they share one.
@@ -51,7 +53,7 @@ struct FragmentAccess {
           });
     }
   }
-  // The same from shared memory, from the vector number `smem_vec` on.
+  // The same from shared memory, beginning with the thread's vector number `smem_vec`.
   template <class Index>
   __device__ void load_smem(const ForwardRow<C>& row, int smem_vec, Index first, Index step, Index n) {
     if constexpr (C::Operand::kIsPositional) {
@@ -88,8 +90,8 @@ struct FragmentAccess {
   __device__ void set_smem(int i, const typename C::In* from, const ForwardRow<C>& row) {
     self()->set(i, *reinterpret_cast<const typename Self::Raw*>(from), row.operand);
   }
-  // All vectors, and what lies beside them, are on their way before the first of them is scored. `from(i, offset)`:
-  // where vector i lies, which begins with element `first + offset` of the row.
+  // Loads all vectors, and the other tensors of their scores, before it scores the first one. from(i, offset) is the
+  // address of vector i, which begins with element `first + offset` of the row.
   template <bool WholeOnly, class Index, class F>
   __device__ void load_scored(const ForwardRow<C>& row, Index first, Index step, Index n, F from) {
     typename C::Operand::Vectors vectors[Vecs];
@@ -110,8 +112,8 @@ struct FragmentAccess {
       });
     }
   }
-  // Calls whole(i) for each vector whose elements are all the row's, and none(i) for the others. Where rows fill their
-  // threads, those are last vectors.
+  // Calls whole(i) for each vector whose elements are all the row's, and none(i) for every other vector. If the row
+  // fills its threads, only a thread's last vector can be one of these.
   template <class Index, class F, class G>
   static __device__ void for_each_whole(Index first, Index step, Index n, F whole, G none) {
     const auto test = [&](int i) { is_full<C>(first + i * step, n) ? whole(i) : none(i); };
@@ -124,8 +126,8 @@ struct FragmentAccess {
   }
 };
 
-// The vectors of a thread, of half elements to half results: as they were read, but scored, two elements per register.
-// (The compiler splits vectors of half elements, and waits for each load.)
+// A thread's vectors, of half elements with half results: as they were read, but scored, two elements per register.
+// (The compiler would split vectors of half elements, and wait for each load.)
 template <class C, int Vecs>
 struct Half2Vecs {
   typedef typename C::In In;
@@ -151,14 +153,14 @@ struct Half2Vecs {
     unroll<kWords>([&](int w) { raw.at[w] = bits(2 * w) | bits(2 * w + 1) << 16; });
     set(i, raw, operand);
   }
-  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
-  // the first pass, in twice the registers.
+  // Makes the compiler believe that the registers have changed between two passes. Otherwise it keeps the converted
+  // elements of the first pass, in twice the registers.
   __device__ void opaque_registers() {
     unroll<Vecs * kWords>([&](int w) { asm volatile("" : "+r"(at[w])); });
   }
   __device__ float operator[](int i) const { return to_acc(get_half<In>(at[i / 2], i % 2)); }
   __device__ float reconverted(int i) const { return reconvert<In>(at[i / 2], i % 2); }
-  // The results take the place of the elements.
+  // Results replace the elements.
   template <class F>
   __device__ void replace(int i, F result) {
 #pragma unroll
@@ -171,7 +173,7 @@ struct Half2Vecs {
   }
 };
 
-// The vectors of a thread in the accumulator's type.
+// A thread's vectors in the accumulator's type.
 template <class C, int Vecs>
 struct AccVecs {
   typedef typename C::In In;
@@ -200,7 +202,7 @@ struct AccVecs {
   __device__ void score(int i, const Vectors& vectors, const Operand& operand, int first) {
     operand.template score<true>(vectors, first, at + i * V);
   }
-  // The scores of a vector that may have elements that are not the row's.
+  // The scores of a vector that may have elements outside the row.
   __device__ void score_elements(int i, const In* from, const Operand& operand, int first, int offset) {
     operand.score_elements(from, first, offset, at + i * V);
   }
@@ -222,20 +224,22 @@ struct AccVecs {
   }
 };
 
-// Half types to the same half type, two elements per register, so that a row takes half the registers. exp is called
-// twice per element.
+// The fragment of rows of a half type with results of the same type: two elements per register, so that a row takes
+// half the registers. exp is computed twice per element.
 //
-// exp(x - m) is exp2(x * log2(e) - m * log2(e)): one fused multiply-add before the exponential, and 1 / l goes into the
-// exponent too. For a maximum of up to `kNearMax` that is off by 2^-24 * 1.44 * kNearMax, an eighth of what a result is
-// rounded by. A larger maximum is first subtracted from the elements, in the half type. That is exact where the two are
-// within a factor of two; other elements are so far below that their exponential is 0.
+// exp(x - m) is computed as exp2(x * log2(e) - m * log2(e)): one fused multiply-add before the exponential. The factor
+// 1 / l goes into the exponent too. For a maximum of up to `kNearMax` the error is 2^-24 * 1.44 * kNearMax, an eighth
+// of the rounding error of a result. A larger maximum is first subtracted from the elements, in the half type. The
+// subtraction is exact if the two are within a factor of two; any other element is so far below the maximum that its
+// exponential is 0.
 template <class C, int Vecs>
 struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Vecs>, Vecs> {
   typedef typename C::In T;
   typedef typename C::Epilogue Epilogue;
   typedef Half2Vecs<C, Vecs> Base;
   static constexpr bool kKeepsExp = false, kTakesX = Epilogue::kTakesX;
-  // A sum that is the result itself is not rounded to the half type.
+  // Whether x - m is computed in float: the epilogue takes x, or the result is a sum that is not rounded to the half
+  // type.
   static constexpr bool kSubtracts = kTakesX || sizeof(typename C::Result) > 2;
   using Base::at;
   using Base::V;
@@ -247,7 +251,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
     for (int w = 1; w < Vecs * V / 2; ++w) m = max_half2<T>(m, at[w]);
     return max_(to_acc(get_half<T>(m, 0)), to_acc(get_half<T>(m, 1)));
   }
-  // Prepares the elements for the maximum of the row, or of a part of it that has them.
+  // Prepares the elements for m, the maximum of the row, or of the part of the row that has these elements.
   __device__ void subtract_max(float m) {
     subtracted = 0;
     if (kSubtracts || fabsf(m) < kNearMax || m == infinity() || m == -infinity()) return;
@@ -269,7 +273,7 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
     const float offset = offset_of(state);
     unroll<Vecs>([&](int i) { apply_to_vec(i, epilogue, offset); });
   }
-  // Where vectors are whole each is stored as soon as it is computed.
+  // If all vectors are whole, each is stored as soon as it is computed.
   template <class Index>
   __device__ void apply_epilogue_and_store(State<float> state, T* row, Index first, Index step, Index n) {
     if constexpr (!C::kAligned) {
@@ -300,9 +304,10 @@ struct FragmentHalf2 : Half2Vecs<C, Vecs>, FragmentAccess<C, FragmentHalf2<C, Ve
   static constexpr float kNearMax = is_same<T, half_t> ? 1024 : 4096;
 };
 
-// exp(x - m) of the elements of a row, m being its maximum. Where exponentials of half results are kept it is exp2(x
-// log2(e) - m log2(e)), one fused multiply-add before the exponential: what the second product is off by is a factor of
-// all elements and of their sum. The sink is summed without it, so that a larger maximum is subtracted first.
+// exp(x - m) of the elements of a row, where m is the maximum of the row. If exponentials of half results are kept, it
+// is exp2(x log2(e) - m log2(e)), with one fused multiply-add before the exponential. The rounding error of the second
+// product then is one factor of all elements and of their sum, and cancels. The sink is summed without that factor, so
+// a larger maximum is subtracted first.
 template <class C, bool KeepExp>
 struct ShiftedExp {
   typedef typename C::Out Out;
@@ -314,7 +319,7 @@ struct ShiftedExp {
       : base(kFused    ? (subtracts(m) ? 0 : -m * kLog2e)
              : KeepExp ? finite_or_zero(m)
                        : finite_for_sum(m)) {}
-  // Whether m, where it is finite, is to be subtracted from the elements before.
+  // Whether m, if it is finite, must be subtracted from the elements first.
   static __device__ bool subtracts(A m) { return kFused && !(abs_(m) < 1024); }
   static __device__ A subtract(A x, A m) { return x - finite_or_zero(m); }
   __device__ A operator()(A x) const {
@@ -325,8 +330,8 @@ struct ShiftedExp {
   }
 };
 
-// Elements in the accumulator's type. With KeepExp their exponentials take their place, so that exp is called once per
-// element.
+// The fragment with elements in the accumulator's type. With KeepExp the exponentials replace the elements, so that exp
+// is computed once per element.
 template <class C, int Vecs, bool KeepExp>
 struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>, Vecs> {
   typedef typename C::Out Out;
@@ -336,7 +341,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
   static constexpr bool kKeepsExp = KeepExp;
   using AccVecs<C, Vecs>::at;
 
-  // Writes exponentials to where their elements were in shared memory, and reads them. The types are of one size.
+  // Writes exponentials to the slots of their elements in shared memory, and reads them back. Both types have one size.
   __device__ void write_back(int smem_vec) const {
     unroll<Vecs>([&](int i) {
       Vector<A, V> raw;
@@ -368,7 +373,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
       return at[i] = shifted(at[i]);
     });
   }
-  // The same for any m that is not below these elements. They stay as they are. It is a part of the sum of many
+  // The same for any m that is not below the elements, which are not changed. The result is one term of a sum over many
   // threads.
   __device__ A sum_exp_relative_to(A m) const {
     const A base = finite_for_sum(m);
@@ -379,7 +384,7 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
     apply_epilogue(state);
     this->template store<WholeOnly>(row, first, step, n);
   }
-  // The results take the place of the elements.
+  // Results replace the elements.
   __device__ void apply_epilogue(State<A> state) {
     const Epilogue epilogue(state);
     unroll<Vecs * V>([&](int i) {
@@ -391,15 +396,15 @@ struct Fragment : AccVecs<C, Vecs>, FragmentAccess<C, Fragment<C, Vecs, KeepExp>
   }
 };
 
-// The fragment of a kernel. A vector of one half does not make a half2.
+// The fragment of a kernel. FragmentHalf2 needs vectors of more than one element.
 template <class C, int Vecs, bool KeepExp>
 using RowFragment =
     typename Conditional<is_same<typename C::In, typename C::Out> && sizeof(typename C::In) == 2 && (C::kVecSize > 1) &&
                              !C::Operand::kIsPositional,
                          FragmentHalf2<C, Vecs>, Fragment<C, Vecs, KeepExp && C::Epilogue::kTakesExp>>::type;
 
-// The head and tail elements of a scored row (tail_position), of which each of `Threads` threads takes some. So no
-// vector has to be split for them.
+// The head and tail elements of a scored row (tail_position), distributed over `Threads` threads. Then no vector has to
+// be split for them.
 template <class C, int Threads, bool KeepExp>
 struct ScoredTails {
   typedef typename C::Acc A;
@@ -446,10 +451,10 @@ struct ScoredTails {
     });
   }
 };
-// Where there are none.
+// Takes the place of ScoredTails if there are no head and tail elements.
 struct NoTails {};
 
-// The state of the elements that a thread has had.
+// The state of the elements that a thread has read so far.
 template <class C, class Sum>
 struct ThreadState {
   typedef typename C::Acc A;

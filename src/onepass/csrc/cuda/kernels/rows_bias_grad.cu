@@ -1,7 +1,7 @@
-// rows_bias_grad.cu: the gradients of scored rows and, in the same launch, that of a bias that several rows share. The
-// gradient of a bias is the sum of those of its rows' scores. The lanes of a warp, or a block, take the rows that share
-// a row of the bias one after another, so that the sums of its elements stay in registers. Where the bias has few rows,
-// each is shared by several of those who take rows, and each of these writes sums of its own.
+// rows_bias_grad.cu: the gradients of scored rows and, in the same launch, the gradient of a bias that several rows
+// share. The gradient of a row of the bias is the sum of the score gradients of the rows that share it. The lanes of a
+// warp, or a block, compute these rows one after another, so that the sums stay in registers. If the bias has few rows,
+// several groups of threads share each one, and each group writes its own sums.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
@@ -10,7 +10,7 @@ typedef BackwardConfig C;
 typedef C::Acc A;
 typedef C::Out Out;
 typedef C::Sum L;
-typedef C::Bias Bias;  // of the sums as they are written
+typedef C::Bias Bias;  // the type in which the sums are written
 typedef C::Rows Rows;
 
 constexpr int V = C::kVecSize, kThreads = C::kBlockThreads;
@@ -18,11 +18,11 @@ constexpr bool kWarp = C::kThreadsPerRow > 0;
 typedef Conditional<kWarp, WarpSumReduce<C::kThreadsPerRow, L>, BlockSumReduce<1, L>>::type Reduce;
 typedef RowTails<C, kWarp ? C::kThreadsPerRow : 32> Tails;
 
-// The sums of a thread's elements.
+// A thread's sums of score gradients, one sum for each of its elements of a row.
 struct Sums {
   A of_vectors[C::kVecs * V], of_tails[Tails::kEach + 1];
 
-  // Stores those of vectors from `to` on, whose elements lie side by side.
+  // Stores the sums to the row of sums that begins at `to`.
   __device__ void store(Bias* to, int thread, int before, int first, int step, int n) const {
     constexpr int kEach = !C::has(kScoreBiasVectors) ? 1 : 16 / sizeof(Bias) < V ? 16 / sizeof(Bias) : V;
     unroll<C::kVecs>([&](int i) {
@@ -42,7 +42,7 @@ struct Sums {
   static constexpr int kTailThreads = kWarp ? C::kThreadsPerRow : 32;
 };
 
-// The gradient of element `at` of x; `add` gets that of its score. `own`: the element of x, with a softcap.
+// The gradient of element `at` of x. add(grad) gets the gradient of its score. `own`: the element of x, with a softcap.
 template <bool HasOutsiders, class F>
 __device__ inline A finish(const InputGrad<C>& grad, A y, A g, int at, Out own, F add) {
   if (HasOutsiders && !grad.score.takes_part(at)) return 0;
@@ -75,12 +75,12 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
   });
 }
 
-// The blocks that should fit a multiprocessor, from the registers of a thread's elements and sums.
+// How many blocks should fit on a multiprocessor, estimated from the registers of a thread's elements and sums.
 constexpr int kElementRegisters = C::kVecs * V * (sizeof(A) / 4 + 2 * sizeof(A) / (uses_half2<C> ? 8 : 4)) +
                                   (C::has(kScoreSoftcap) ? C::kVecs * V * sizeof(Out) / 4 : 0);
 constexpr int kFit = 65536 / (kThreads * (48 + kElementRegisters)), kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
-// `sharing`: the rows that share a row of the bias, of which `parts` groups of threads take `part_rows` each.
+// `sharing`: how many rows share a row of the bias. `parts` groups of threads take `part_rows` of these rows each.
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ Rows rows, int sharing, int parts, int part_rows) {
   __shared__ Reduce reduce;

@@ -1,18 +1,19 @@
-// rows_grid.cu: long rows over many blocks of the whole chip, launched cooperatively. Elements that fit stay in
-// registers and in shared memory while the partial states of a row are exchanged; others are read again, most of them
-// from the L2 cache.
+// rows_grid.cu: long rows, each shared by many blocks of the whole GPU, launched cooperatively (the tier `grid`). As
+// many elements as fit stay in registers and in shared memory while the partial states of a row are exchanged. The
+// remaining elements are read again, most of them from the L2 cache.
 //
-//   a block's part of a row, chunk by chunk, one of them on its way -> each thread a partial state -> block -> the
-//   row's other blocks -> epilogue, for which the other elements are read again -> store
+//   the block's chunks of a row, the next one prefetched -> partial state of each thread -> of the block -> to the
+//   row's
+//   other blocks -> epilogue; elements that were not kept are read again -> store
 //
-// A thread keeps kVecs vectors of each operand in registers, none where rows are much longer than the chip holds. A
-// launch has any number of threads up to kMaxThreads, of blocks that share a row, and of vectors in shared memory.
+// A thread keeps kVecs vectors of each operand in registers, or none if rows are much longer than the chip holds. A
+// launch may have any number of threads up to kMaxThreads, of blocks per row, and of vectors in shared memory.
 #include "async_copy.cuh"
 #include "config.cuh"
 #include "grid_row.cuh"
 
-// Forward and backward, with the vectors (of each operand) that a thread takes at a time while as many are on their
-// way. Exponentials of doubles take registers, so they have fewer.
+// Forward and backward. The second argument is how many vectors of each operand a thread processes at a time, while as
+// many more are prefetched. Doubles have fewer, because their exponentials take registers.
 template <class C>
 using Forward = GridForward<C, C::kVecSize == 2 ? 2
                                : C::kVecs       ? 4
@@ -23,10 +24,10 @@ using Backward = GridBackward<C, C::kVecSize == 2 ? 1 : 2>;
 // A barrier of the threads of a block that compute.
 __device__ inline void sync_workers(int workers) { asm volatile("bar.sync 1, %0;" ::"r"(workers) : "memory"); }
 
-// The blocks with one blockIdx.y share a row, and gridDim.y rows are computed at a time. Chunks of `chunk_vecs` vectors
-// go to the blocks of a row in turn, up to `max_chunks` to each, so that all read in one region of memory at a time. A
-// block keeps its first kRegisterChunks in registers and its last `smem_chunks` in shared memory; those between are
-// read again.
+// Blocks with the same blockIdx.y share a row, and gridDim.y rows are computed at a time. A row is cut into chunks of
+// `chunk_vecs` vectors. They go to the blocks of the row in turn, up to `max_chunks` to each, so that all blocks read
+// from one region of memory at a time. A block keeps its first kRegisterChunks chunks in registers and its last
+// `smem_chunks` in shared memory. It reads the chunks between them again.
 template <class Op>
 __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, int chunk_vecs, int max_chunks,
                                typename Op::Message* messages) {
@@ -47,9 +48,10 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
   const uint32_t smem = dynamic_smem_address() + threadIdx.x * kRawBytes, smem_stride = workers * kRawBytes;
   const int step = workers * C::kVecSize;
 
-  // A message has an epoch, counted from 1. The memory of the messages may hold anything before, so every block clears
-  // its own two, and no message is sent before all have, while the first row is loaded. After the messages there is a
-  // word for each row at a time: how many of the chunks that are read again have been taken.
+  // A message has an epoch, counted from 1. The memory for the messages may hold anything at first. Every block
+  // therefore clears its own two messages while it loads the first row, and no message is sent before all blocks have
+  // done this. After the messages there is one word for each row at a time: how many of the chunks to be read again
+  // have been taken.
   GridBarrier messages_clear;
   if (is_comm_warp && lane == 0) {
     messages_clear.init();
@@ -68,7 +70,8 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
     const int64_t first = (int64_t)part * chunk_vecs + threadIdx.x;
     const int64_t chunk_stride = (int64_t)blocks_per_row * chunk_vecs;
     const int64_t begin = row.head + first * C::kVecSize;
-    // Vectors 0, workers, 2 workers, ... below this number are the thread's of the chunk that `before` vectors precede.
+    // Of the chunk that `before` vectors precede, the thread has the vectors 0, workers, 2 workers, ... below this
+    // number.
     const auto count_of = [&](int64_t before) {
       const int64_t rest = row.vectors - first - before, all = chunk_vecs - (int)threadIdx.x;
       return (int)(rest < all ? rest < 0 ? 0 : rest : all);
@@ -77,7 +80,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
 
     Op op(operand);
     Chunk chunk, register_chunks[kRegisterChunks ? kRegisterChunks : 1];
-    Raw next[kOperands * kChunkVecs];  // on its way
+    Raw next[kOperands * kChunkVecs];  // prefetched
     const auto prefetch_chunk = [&](int c) {
       const int64_t before = c * chunk_stride, at = begin + before * C::kVecSize;
       op.template prefetch<Op::kEvictFirst>(next, at, count_of(before), workers);
@@ -114,13 +117,13 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
     op.load_edge(edge);
     if (is_comm_warp && lane == 0 && epoch == 1) messages_clear.wait();
 
-    // One warp reduces the states of the block, and those of the row: the two thousand warps of the chip would queue
-    // for the same few lines of the L2 cache.
+    // One warp reduces the states of the block, and then those of the row. If all two thousand warps of the chip read
+    // the messages, they would queue for the same few lines of the L2 cache.
     __syncthreads();
     if (is_comm_warp) {
       op.reduce_block(shared, warps, lane, edge >= 0);
-      // A message is overwritten two epochs later: all blocks of the row have sent theirs of the next epoch by then, so
-      // they have read this one.
+      // A message is overwritten two epochs later. By then all blocks of the row have sent their message of the epoch
+      // between, so they have read this one.
       typename Op::Message* const row_messages = messages + epoch % 2 * blocks + row_slot * blocks_per_row;
       if (lane == 0) op.send(row_messages[part], epoch);
       const auto state = op.reduce_messages(row_messages, blocks_per_row, epoch);
@@ -162,9 +165,9 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_chunks, i
           write(chunk, kRegisterChunks + c);
         }
       } else {
-        // Tickets count from the last chunk, which is still in the L2 cache. Each block has two of its own chunks
-        // first, and draws another ticket for each that it has done. So `all` tickets are drawn per row, the last two
-        // of each block for nothing.
+        // Tickets number the chunks to be read again, from the last one, which is still in the L2 cache. Each block
+        // begins with two chunks of its own, and draws one more ticket for each chunk that it finishes. So `all`
+        // tickets are drawn per row, and the last two of each block are beyond the chunks.
         uint32_t* const drawn = reinterpret_cast<uint32_t*>(messages + 2 * blocks + row_slot);
         const uint32_t all = reread_chunks * blocks_per_row, before = (epoch - 1) * all - 2 * blocks_per_row;
         const auto begin_of = [&](uint32_t ticket) { return ((int64_t)(all - 1 - ticket) - part) * chunk_vecs; };

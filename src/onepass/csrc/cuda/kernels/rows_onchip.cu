@@ -1,24 +1,26 @@
-// rows_onchip.cu: rows that fit the registers, and the shared memory, of the threads that share them. Each element is
-// read once, and each result is written once.
+// rows_onchip.cu: rows that fit into the registers and the shared memory of the threads that share them. Each element
+// is read once, and each result is written once.
 //
 //   forward:  load -> maximum (reduced over the threads of the row) -> sum of exp (reduced) -> epilogue -> store
 //   backward: load -> sum (reduced) -> epilogue -> store
 //
-// The tier `warp` has kThreadsPerRow and kRowsPerBlock. In the tiers `block` and `cluster` kThreadsPerRow is 0: all
-// threads of kClusterSize blocks share a row, whatever their number.
+// The kernel serves three tiers. In `warp`, kThreadsPerRow lanes share a row, and a block has kRowsPerBlock rows. In
+// `block` and `cluster`, kThreadsPerRow is 0: all threads of kClusterSize blocks share a row, however many they are.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-// A thread's part of a row: its number among the threads of the row, the elements of the first vector that come before
-// the row, the element at which the thread begins, that between its vectors, and those of the row.
+// A thread's part of a row. thread: its number among the threads of the row. before: the elements between the start of
+// the row's aligned span and the row. first: the thread's first element. step: the distance between the first elements
+// of its vectors. n: the elements of the row.
 struct Part {
   int thread, before, first, step, n;
 };
 
-// With kUsesSmemVecs the threads of a block or a cluster keep any number of vectors in shared memory, and the fragment
-// comes after them. More blocks then fit a multiprocessor, and one computes while another waits.
+// With kUsesSmemVecs, the threads of a block or a cluster also keep any number of vectors in shared memory; the
+// elements of the fragment come after these. Then more blocks fit on a multiprocessor, and one computes while another
+// waits.
 template <class Config>
 struct Forward {
   typedef Config C;
@@ -28,7 +30,7 @@ struct Forward {
   typedef typename C::Sum L;
   typedef typename C::Rows Rows;
   static constexpr int kPerRegister =
-      sizeof(In) + sizeof(Out) == 4 && C::kVecSize > 1 && !C::kIsScored ? 2 : 1;  // elements
+      sizeof(In) + sizeof(Out) == 4 && C::kVecSize > 1 && !C::kIsScored ? 2 : 1;  // elements per register
   static constexpr int kElementRegisters = C::kVecs * C::kVecSize * sizeof(A) / (4 * kPerRegister);
   static constexpr bool kOnePerRow = C::Epilogue::kOnePerRow;
   static constexpr bool kOneExchange = C::kClusterSize > 1 && kPerRegister == 2;
@@ -37,11 +39,11 @@ struct Forward {
       typename Conditional<kOneExchange, ClusterStateReduce<C::kClusterSize>,
                            BlockStateReduce<C::kClusterSize, A, L, C::kIsScored ? C::kBlockThreads / 32 : 0>>::type>::
       type Reduce;
-  // Vectors in shared memory are read as chunks of 2. Exponentials are written back where they fit the place of an
+  // Vectors in shared memory are read in chunks of 2. Exponentials are written back if they have the size of an
   // element.
   static constexpr int kChunkVecs = 2;
   typedef RowFragment<C, kChunkVecs, sizeof(In) == sizeof(A)> Chunk;
-  // Scores take the place of the elements that they are made of, where they fit.
+  // Scores replace their elements in shared memory, if they have the same size.
   static constexpr bool kKeepsScores = C::kIsScored && sizeof(In) == sizeof(A);
 
   static constexpr bool kHasTails = C::kIsScored && !C::kAligned && !C::kScalar && C::kVecSize > 1 && !C::kUsesSmemVecs;
@@ -123,7 +125,7 @@ struct Forward {
   }
 
  private:
-  // Calls f(c) for the first vector c of each chunk.
+  // Calls f(c) for each chunk in shared memory, whose first vector is c.
   template <class F>
   __device__ void for_each_chunk(F f) const {
     if constexpr (C::kUsesSmemVecs) {
@@ -169,8 +171,8 @@ struct Backward {
 typedef KernelOp<Forward, Backward> Op;
 typedef Op::C C;
 constexpr bool kWarp = C::kThreadsPerRow > 0;
-// The most threads of a block. It tells the compiler how many registers a thread may take: 64, or 72 or 80 where 64
-// would spill.
+// The most threads of a block. From it the compiler derives how many registers a thread may use: 64, or 72 or 80 where
+// 64 would spill.
 #if __CUDA_ARCH__ == 900
 constexpr int kAnyThreads = 1024;
 #else
@@ -178,9 +180,9 @@ constexpr int kAnyThreads = C::kClusterSize > 1 ? 768 : 896;
 #endif
 constexpr int kMaxThreads = C::kIsScored && C::kBlockThreads < kAnyThreads ? C::kBlockThreads : kAnyThreads;
 constexpr int kThreads = kWarp ? C::kThreadsPerRow * C::kRowsPerBlock : kMaxThreads;
-// The blocks that should fit a multiprocessor, from the registers of a thread's elements. Without this bound the
-// compiler takes up to half as many registers more to overlap vectors, and the missing threads cost 2 to 15%. Narrow
-// vectors take more registers, and so do vectors of a bias or a mask.
+// How many blocks should fit on a multiprocessor, estimated from the registers of a thread's elements. Without this
+// bound the compiler uses up to half as many registers more to overlap vectors, and the lower occupancy costs 2 to 15%.
+// Narrow vectors need more registers, and so do vectors of a bias or a mask.
 constexpr bool kHas16Bytes = C::kVecSize * sizeof(C::In) == 16 || C::kVecSize * sizeof(C::Out) == 16;
 constexpr bool kHasFewScores = C::kIsScored && !C::kIsBackward && !C::has(kScoreBias) && !C::has(kScoreMask);
 constexpr int kFit = kWarp && kHas16Bytes && kHasFewScores ? 65536 / (kThreads * (40 + Op::kElementRegisters))
@@ -223,11 +225,11 @@ __device__ inline void compute(const typename Op::Rows& rows, int smem_vecs) {
     } else if constexpr (Op::kOnePerRow) {
       if (thread == 0) Op::C::Epilogue::store(state, rows.result(index, row), rows.count);
     } else {
-      // Opaque: the compiler would keep the positions of the loads in registers for the stores.
+      // Opaque: the compiler would otherwise keep the positions of the loads in registers for the stores.
       if (!kWarp) asm volatile("" : "+r"(op.first));
       op.store(state, rows.result(index, row));
     }
-    if (C::kIsScored) break;  // there is a block for each group, and nothing is computed ahead of a loop
+    if (C::kIsScored) break;  // one block per group; without a loop nothing is computed ahead of it
   }
 }
 

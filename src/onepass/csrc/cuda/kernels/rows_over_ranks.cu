@@ -1,16 +1,16 @@
-// rows_over_ranks.cu: rows that are split over GPUs, each of which launches this kernel on its part of them. The blocks
-// of all GPUs that have a part of a row exchange their states while the next row arrives (pipelined_rows.cuh), so that
-// each element is read once and written once, and nothing but states crosses.
+// rows_over_ranks.cu: rows that are split over several GPUs (ranks). Each GPU launches this kernel on its part of the
+// rows. All blocks that have a part of a row, on all GPUs, exchange their states while the next row arrives
+// (pipelined_rows.cuh). So each element is read once and written once, and only states go from GPU to GPU.
 //
-// GPUs agree at the start how many blocks a row has, for they may have parts of different lengths. All have the same
-// number of blocks, and each block has the same rows, in the same turns, on every GPU.
+// At the start the GPUs agree on the number of blocks per row, because their parts may have different lengths (agree).
+// All use the same number of blocks, and a block has the same rows, in the same turns, on every GPU.
 //
-// A message is read without a lock. It is one word of 128 bits with its epoch, a number that no message before it had
-// in that place. When may a block write to a place again? It sends the state of the row of turn t when its own row of
-// turn t - kSets is merged. For that it has read messages of turn t - kSets from each block that it exchanges with,
-// which these sent after they had read all messages of turn t - 2 kSets. So 2 kSets places do. A launch writes to the
-// places of the launch before the last. A rank that has got so far has messages of the last launch from all ranks, and
-// they had ended the one before.
+// Messages are read without a lock. A message and its epoch are one word of 128 bits. No earlier message in the same
+// place had this epoch. When may a block overwrite a message? It sends the state of its row of turn t after its row of
+// turn t - kSets has been merged. By then it has read messages of turn t - kSets from each block that it exchanges
+// with, and those blocks sent them after they had read all messages of turn t - 2 kSets. So 2 kSets places are enough.
+// A launch writes to the places of the launch before the last one. When a rank gets there, it has received messages of
+// the last launch from all ranks, so all of them had ended the launch before that.
 #include "config.cuh"
 #include "pipelined_rows.cuh"
 #include "rank_map.cuh"
@@ -23,7 +23,7 @@ __device__ inline uint64_t nanoseconds() {
   return now;
 }
 
-// Ends a wait after a while.
+// A wait that ends after `limit` nanoseconds.
 struct Patience {
   const uint64_t limit;
   uint64_t begin = 0;
@@ -45,7 +45,7 @@ struct RankExchange {
   const RankLinks& links;
   char* const* memory;  // of each rank
   int rows_at_once, all_blocks;
-  uint32_t epoch, parity;  // of this launch: the epoch of a turn is that much later
+  uint32_t epoch, parity;  // of this launch. The epoch of a turn is epoch + turn
   bool is_lost;
 
   __device__ int blocks() const { return all_blocks; }
@@ -56,8 +56,8 @@ struct RankExchange {
     const int rank = threadIdx.x % 32;
     if (rank < links.ranks) op.send(states(rank, at.turn, blockIdx.x)[links.rank], epoch + at.turn);
   }
-  // The messages of a row's blocks on all ranks lie one after another, in the same order on every rank: all merge them
-  // to the same bits.
+  // The messages of a row's blocks on all ranks lie one after another, in the same order on every rank. So all ranks
+  // merge them to the same bits.
   template <class At>
   __device__ auto receive(Op& op, const At& at) {
     Patience patience = {is_lost ? 0 : links.patience};
@@ -90,7 +90,7 @@ struct RankExchange {
   }
 };
 
-// What the ranks agree on, which one warp of each block finds out.
+// What the ranks agree on. One warp of each block finds it out.
 struct Agreement {
   int rows_at_once, blocks;
   uint32_t epoch, parity;
@@ -128,14 +128,15 @@ __device__ inline Agreement agree(const RankLinks& links, int64_t rows) {
   const int blocks = warp_reduce<32>(its_blocks, least);
   const int per_row = warp_reduce<32>(counts ? int(high >> 16 & 0xffff) : least_blocks, most);
   const int at_once = int(rows < blocks / per_row ? rows : blocks / per_row);
-  // Blocks that are left over have no rows, in the last turn either: they would not have come so far.
+  // Blocks beyond a multiple of at_once get no rows, not even in the last turn, because they have not kept up with the
+  // turns.
   const int used = blocks / at_once * at_once;
   if (lane == 0) {
     if (is_lost && !was_lost && blockIdx.x == 0) {
       const unsigned which = silent ? silent : differ;
       RankExchange<KernelOp<Forward, Backward>>::report(links, silent ? kNoAnswer : kCallsDiffer, __ffs(which) - 1);
     }
-    // The last block of this launch to get here sets what the next launch reads.
+    // The last block of this launch to get here sets the values that the next launch reads.
     if (atomicAdd(&header->readers, 1u) == gridDim.x - 1) {
       header->readers = 0, header->parity = parity ^ 1;
       header->epoch = epoch + uint32_t((rows + at_once - 1) / at_once);

@@ -1,8 +1,9 @@
-// rows_pipelined.cu: many long rows over several blocks each, launched cooperatively (pipelined_rows.cuh).
+// rows_pipelined.cu: the tier `pipelined`, for many long rows that several blocks of one GPU share. The launch is
+// cooperative. pipelined_rows.cuh has the computation; this file has the exchange through global memory.
 #include "config.cuh"
 #include "pipelined_rows.cuh"
 
-// The blocks of a row send each other their states through global memory.
+// The blocks of a row send their states to each other through global memory.
 template <class Op>
 struct GridExchange {
   typedef typename Op::Message Message;

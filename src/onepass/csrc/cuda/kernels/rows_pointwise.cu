@@ -1,8 +1,8 @@
-// rows_pointwise.cu: the gradient of logsumexp, dx = g exp(x - lse). g and lse have one value per row, so nothing is
-// reduced, and the chunks of a row go to any blocks.
+// rows_pointwise.cu: the gradient of logsumexp, dx = g exp(x - lse). g and lse have one value per row, so there is no
+// reduction, and any block may compute any chunk of a row.
 //
-// In is the type of g and lse, Out that of x and dx. kVecs vectors of a thread are on their way at a time. A row has
-// `chunks` chunks; kThreadsPerRow lanes take one, or a block where that is 0.
+// In is the type of g and lse, Out that of x and dx. A thread loads kVecs vectors at a time. A row has `chunks` chunks.
+// One chunk is computed by kThreadsPerRow lanes, or by a block if kThreadsPerRow is 0.
 #include "config.cuh"
 #include "division.cuh"
 #include "row_backward.cuh"
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   constexpr int V = C::kVecSize;
   const int64_t step = (int64_t)(kWarp ? C::kThreadsPerRow : blockDim.x) * V,
                 thread = threadIdx.x % (kWarp ? C::kThreadsPerRow : blockDim.x);
-  constexpr int kEach = kWarp ? C::kRowsPerBlock : 1;  // chunks of a block at a time
+  constexpr int kEach = kWarp ? C::kRowsPerBlock : 1;  // chunks that a block computes at a time
   const int64_t all = rows.count * chunks, own = kWarp ? threadIdx.x / C::kThreadsPerRow : 0;
   for (int64_t item = blockIdx.x * (int64_t)kEach + own; item < all; item += gridDim.x * (int64_t)kEach) {
     const auto [index, chunk] = divide(item, chunks, by_chunks);

@@ -1,18 +1,19 @@
-// rows_staged.cu: short rows of any length that are contiguous in memory, or nearly so, forward and backward. A block
-// takes a tile of rows, and copies it as one span of memory, in whole vectors, whatever the length of the rows and the
-// gaps between them. The rows are read from shared memory.
+// rows_staged.cu: the tier `staged`, for short rows of any length that are contiguous in memory, or nearly so, forward
+// and backward. A block copies a tile of rows to shared memory as one span, in whole vectors, whatever the length of
+// the rows and the gaps between them. Threads then read the rows from shared memory.
 //
 //   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue -> shared memory ->
 //   tile
+//   of results
 //
-// A thread keeps kVecs elements of an operand. The elements of a row go to the threads as in rows_onchip.cu with
-// kVecSize 1, so that the bits of a forward are the same.
+// A thread has kVecs elements of each operand. The elements of a row go to the same threads as in rows_onchip.cu with
+// kVecSize 1, so that forward results have the same bits.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-// The type of what lies beside an element of a scored row.
+// The type of an element together with the bias and mask of its score; only for scored rows.
 template <class Operand, bool IsScored>
 struct Elements {
   typedef typename Operand::Element Type;
@@ -22,7 +23,7 @@ struct Elements<Operand, false> {
   typedef char Type;
 };
 
-// What a thread has of a row in the forward.
+// A thread's elements of a row in the forward, and the state of the row.
 template <class Config>
 struct Forward {
   typedef Config C;
@@ -40,7 +41,7 @@ struct Forward {
   static __device__ const In* tensor(const Rows& rows, int) { return rows.operand(0); }
   static __device__ int64_t stride(const Rows& rows, int) { return rows.stride(0); }
 
-  // What is read beside the rows, while those are on their way.
+  // The other tensors of the scores. They are read while the rows are being copied.
   struct Beside {
     typename C::Operand operand;
     typename Elements<typename C::Operand, C::kIsScored>::Type elements[C::kVecs];
@@ -85,7 +86,7 @@ struct Forward {
   }
 };
 
-// The same in the backward.
+// The same for the backward.
 template <class Config>
 struct Backward {
   typedef Config C;
@@ -143,7 +144,7 @@ typedef KernelOp<Forward, Backward> Op;
 typedef Op::C C;
 constexpr int kLanes = C::kThreadsPerRow, kThreads = kLanes * C::kRowsPerBlock;
 #if __CUDA_ARCH__ >= 900
-constexpr int kOtherRegisters = C::kIsScored ? 48 : 32;  // beside those of the elements
+constexpr int kOtherRegisters = C::kIsScored ? 48 : 32;  // registers besides those of the elements
 #else
 constexpr int kOtherRegisters = C::kIsScored ? 56 : 40;
 #endif
@@ -153,13 +154,13 @@ constexpr int kFit =
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 constexpr int kVecBytes = 16;
 
-// The memory of a tile: `rows` rows of n elements, whose first ones are `stride` apart. It begins at the same byte of a
-// vector in shared memory as in global memory.
+// The memory of a tile: `rows` rows of n elements, which begin `stride` elements apart. The tile begins at the same
+// byte of a vector in shared memory as in global memory.
 template <class T>
 struct Span {
   T* memory;
   int rows, n, stride;
-  int skip, end;  // the first vector has `skip` bytes before the tile, which ends before byte `end`
+  int skip, end;  // the first vector has `skip` bytes before the tile, and the tile ends before byte `end`
   __device__ Span(T* tensor, int64_t first, int rows, int64_t n, int64_t stride)
       : memory(tensor + first * stride), rows(rows), n((int)n), stride((int)stride) {
     skip = (int)((uint64_t)memory % kVecBytes);
@@ -181,7 +182,7 @@ struct Span {
   // Calls element(byte) for each element of the rows.
   template <class F>
   __device__ void for_each_element(F element) const {
-    const uint64_t by_n = ((uint64_t)1 << 32) / (unsigned)n + 1;  // exact for as many elements as a tile has
+    const uint64_t by_n = ((uint64_t)1 << 32) / (unsigned)n + 1;  // exact for the elements of any tile
     for (unsigned i = threadIdx.x; i < (unsigned)(rows * n); i += kThreads) {
       const unsigned row = (unsigned)(i * by_n >> 32);
       element(skip + (int)(i + row * (unsigned)(stride - n)) * (int)sizeof(T));
@@ -197,7 +198,7 @@ __device__ inline void copy_in(const Span<const C::In>& span, unsigned char* sme
                        [&](int at) { *reinterpret_cast<In*>(smem + at) = *reinterpret_cast<const In*>(aligned + at); });
 }
 
-// Nothing is written between rows.
+// Copies the results out. If rows have gaps, nothing is written to the gaps.
 __device__ inline void copy_out(const Span<C::Out>& span, const unsigned char* smem) {
   typedef C::Out Out;
   char* const aligned = reinterpret_cast<char*>(span.memory) - span.skip;
@@ -211,8 +212,8 @@ __device__ inline void copy_out(const Span<C::Out>& span, const unsigned char* s
     span.for_each_element(element);
 }
 
-// A block takes `tile_rows` rows. They are read at the start of dynamic_smem, those of a second operand `second_at`
-// bytes further on, and written at `result_at`; with 0 the results take the place of the elements.
+// A block takes `tile_rows` rows at a time. The first operand is at the start of dynamic_smem, a second one `second_at`
+// bytes after it, and the results are at `result_at`. If that is 0, the results replace the elements.
 template <class Op>
 __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int second_at, int result_at) {
   typedef typename Op::C C;

@@ -1,10 +1,10 @@
-// rows_twopass.cu: rows of unit stride that do not fit on the chip, one block per row. The operands are read twice, by
-// a reduction once.
+// rows_twopass.cu: the tier `twopass`, for rows of unit stride that do not fit on the chip. A block computes a row. It
+// reads the operands twice, or once for a reduction.
 //
 //   first pass: each thread reduces its tiles; the block reduces the partial states of the threads
 //   second pass: load -> epilogue -> store
 //
-// A block has any number of threads; kVecs vectors of each operand are on their way in each at a time.
+// A block may have any number of threads. Each thread loads kVecs vectors of each operand at a time.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
@@ -25,7 +25,7 @@ struct Forward : ThreadState<Config, typename Config::Sum> {
   };
 
   __device__ Forward(const ForwardRow<C>&, int) {}
-  // The maximum is reduced first, then the sums relative to it: one rescaling per thread.
+  // The maximum is reduced first, then the sums relative to it: so each thread rescales its sum once.
   __device__ State<A> reduce(Storage& storage, uint32_t, const ForwardRow<C>& row) {
     if constexpr (C::has(kScoreRow)) {
       if (threadIdx.x == 0) absorb_sink(row.operand.sink);
@@ -80,7 +80,7 @@ struct Backward {
     if constexpr (kReduces) sum = block_reduce(sum, Sum(), storage.sums[iteration % 2]);
     return {row_sum<C>(sum, to_acc(*row.g), row.n), row.score};
   }
-  // From the last tile, which is still in the L2 cache, to the first.
+  // Goes from the last tile, which is still in the L2 cache, to the first.
   template <class F>
   static __device__ void for_each_tile(int64_t first, int64_t tile, int64_t n, F f) {
     const int64_t tiles = first < n ? (n - first + tile - 1) / tile : 0;
