@@ -1,8 +1,12 @@
-// column_fragment.cuh: a thread's vectors of a tile of columns in registers: how they are loaded, from global or shared
-// memory, and stored. `C` has the constants of config.cuh and those of an operation on columns: kOperands (tensors that
-// are read vector by vector, 1 or 2) of the types First and In; Loaded, the type of the first one in memory; kTensors,
-// of which vectors are read or written; kFirstTensor and kResultTensor, the numbers of the first operand and of the
-// result, whose type is Out.
+// column_fragment.cuh: a thread's vectors of a tile of columns in registers, their loads from global or shared memory,
+// and their stores. `C` has the constants of config.cuh and those of an operation on columns (column_softmax.cuh,
+// column_grad.cuh):
+//
+//   kOperands       how many tensors are read vector by vector, 1 or 2. Their types in registers are First and In
+//   Loaded          the type of the first operand in memory
+//   kTensors        how many tensors are read or written by vectors
+//   kFirstTensor    the number of the first operand among these
+//   kResultTensor   the number of the result, whose type is Out
 #pragma once
 
 #include "async_copy.cuh"
@@ -24,7 +28,7 @@ struct UnpackedColumnFragment {
   __device__ void opaque_registers() {}
   __device__ T get(int i, int v) const { return at[i].at[v]; }
 };
-// Half types, two per register. (The compiler splits vectors of half elements, and waits for each load.)
+// Half types, two elements per register. (The compiler would split vectors of half elements, and wait for each load.)
 template <class C, class T, int Vecs>
 struct ColumnFragmentHalf2 {
   static constexpr int V = C::kVecSize;
@@ -38,8 +42,8 @@ struct ColumnFragmentHalf2 {
   __device__ void fill(int i, T value) {
     unroll<V / 2>([&](int w) { at[i].at[w] = value.bits * 0x10001u; });
   }
-  // Hides between two passes that the registers are unchanged: otherwise the compiler keeps the converted elements of
-  // the first pass, in twice the registers.
+  // Makes the compiler believe that the registers have changed between two passes. Otherwise it keeps the converted
+  // elements of the first pass, in twice the registers.
   __device__ void opaque_registers() {
     unroll<Vecs>([&](int i) { unroll<V / 2>([&](int w) { asm volatile("" : "+r"(at[i].at[w])); }); });
   }
@@ -47,7 +51,7 @@ struct ColumnFragmentHalf2 {
 };
 template <class C, class T>
 constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
-// The registers of a thread's vectors, in which the tier columns-staged does not pack its elements.
+// How many registers a thread's vectors take. The tier columns-staged does not pack elements of small types.
 template <class C, class T>
 constexpr int fragment_registers =
     C::kStaged && sizeof(T) < 4 ? C::kVecs * ((C::kVecSize + 1) / 2) : C::kVecs * C::kVecSize * sizeof(T) / 4;
@@ -55,7 +59,7 @@ template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};
 
-// An element of an operand. With `Again` it is converted a second time, by another instruction.
+// An element of an operand. `Again`: it is converted a second time, with another instruction.
 template <bool Again, class C, class T, int Vecs>
 __device__ inline typename C::Acc element_value(const typename C::Operand& operand,
                                                 const ColumnFragment<C, T, Vecs>& fragment, int i, int v) {
@@ -65,14 +69,14 @@ __device__ inline typename C::Acc element_value(const typename C::Operand& opera
     return operand(fragment.get(i, v));
 }
 
-// The address of a thread's vector in shared memory. The operands of a vector lie together.
+// The address of a thread's vector in shared memory. The vectors of all operands of a slot are adjacent.
 template <class C>
 __device__ inline uint32_t smem_vec_address(int operand, int slot) {
   constexpr int kBytes = C::kVecSize * sizeof(typename C::In);
   return dynamic_smem_address() + ((slot * C::kOperands + operand) * C::kBlockThreads + threadIdx.x) * kBytes;
 }
 
-// Begins to copy the full ones of the first `count` vectors of a tensor to shared memory.
+// Begins to copy those of the first `count` vectors of a tensor that are full to shared memory.
 template <class C, class T, int Tensors>
 __device__ inline void copy_vecs(int operand, const T* from, const ThreadTile<C, Tensors>& tile, int tensor,
                                  int count) {
@@ -83,7 +87,7 @@ __device__ inline void copy_vecs(int operand, const T* from, const ThreadTile<C,
                                                              from + tile.offset(tensor, i));
   }
 }
-// Copies the elements of a vector that exist to shared memory.
+// Copies the elements of a vector that exist to shared memory; the other elements become neutral.
 template <class C, class T, int Tensors>
 __device__ inline void copy_elements(uint32_t to, const T* at, const ThreadTile<C, Tensors>& tile, int q) {
   ColumnFragment<C, T, 1> fragment;
@@ -93,8 +97,8 @@ __device__ inline void copy_elements(uint32_t to, const T* at, const ThreadTile<
   });
   store_smem(to, fragment.at[0]);
 }
-// Begins to copy vectors of all operands, stage by stage, from vector q on, to the slots from `begin` to `end`. Returns
-// `bits` in a way that the compiler does not see through: what depends on it is computed later.
+// Begins to copy vectors of all operands, stage by stage: from vector q on, to the slots from `begin` to `end`. Returns
+// `bits` in a way that the compiler cannot see through, so that what depends on it is computed after the copies start.
 template <class C, class T, int Tensors>
 __device__ inline uint32_t copy_stages(const T* one, const T* other, const ThreadTile<C, Tensors>& tile, int tensor,
                                        int q, int begin, int end, uint32_t bits = 0) {
@@ -116,14 +120,14 @@ __device__ inline uint32_t copy_stages(const T* one, const T* other, const Threa
   }
   return bits;
 }
-// Writes a stage back to shared memory.
+// Writes the elements of a stage back to shared memory.
 template <class C, class T>
 __device__ inline void write_back(const ColumnFragment<C, T, kStageVecs>& stage, int slot) {
   unroll<kStageVecs>([&](int i) { store_smem(smem_vec_address<C>(0, slot + i), stage.at[i]); });
 }
 
-// Loads a vector from global memory: the compiler does not know that an opaque address is in global memory. With
-// `PrefetchL2` the neighbouring bytes come into the L2 cache too, for a tile beside this one.
+// Loads a vector from global memory. (The compiler does not know that an opaque address is in global memory.) With
+// `PrefetchL2` the neighbouring bytes, which a tile beside this one reads, are fetched into the L2 cache too.
 template <class Raw, bool PrefetchL2 = false>
 __device__ inline Raw load_global(const void* at) {
   constexpr int kBytes = sizeof(Raw);
@@ -179,7 +183,7 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
     move_on();
   });
 }
-// The same where full vectors are in shared memory, from the address `smem` on.
+// The same for vectors whose full ones are in shared memory, from the address `smem` on.
 template <class C, class T, int Vecs, int Tensors>
 __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* from,
                                  const ThreadTile<C, Tensors>& tile, int tensor, int q, T neutral, uint32_t smem) {
@@ -199,7 +203,7 @@ __device__ inline void load_vecs(ColumnFragment<C, T, Vecs>& fragment, const T* 
   });
 }
 
-// The same where all vectors are in shared memory, also those that are no full ones.
+// The same if all vectors are in shared memory, including those that are not full.
 template <class C, class T, int Vecs, int Tensors>
 __device__ inline void load_smem_vecs(ColumnFragment<C, T, Vecs>& fragment, const ThreadTile<C, Tensors>& tile, int q,
                                       T neutral, uint32_t smem) {
@@ -211,7 +215,7 @@ __device__ inline void load_smem_vecs(ColumnFragment<C, T, Vecs>& fragment, cons
   });
 }
 
-// The tensors that vectors are read from.
+// The tensors that are read vector by vector.
 template <class C>
 struct Operands {
   const typename C::Loaded* first;
@@ -229,8 +233,8 @@ struct OperandFragments {
   ColumnFragment<C, First, Vecs> first;
   ColumnFragment<C, In, kHasSecond ? Vecs : 1> second;
 
-  // Loads vectors q, q + 1, ... from global memory; or with `smem` from that address in shared memory, where all
-  // operands of a vector lie together.
+  // Loads the vectors q, q + 1, ... from global memory, or, with `smem`, from that address in shared memory. There all
+  // operands of a vector are adjacent.
   template <class... Smem>
   __device__ void load(const Operands<C>& from, const Tile& tile, int q, Smem... smem) {
     constexpr int kOperandBytes = C::kBlockThreads * C::kVecSize * sizeof(In);
@@ -245,7 +249,7 @@ struct OperandFragments {
       load_smem_vecs(second, tile, q, C::Operand::template neutral<In>(),
                      smem + C::kBlockThreads * C::kVecSize * sizeof(In));
   }
-  // Loads vectors of two operands in turn, so that products of those that have arrived can be computed.
+  // Loads vectors of the two operands alternately, so that products of vectors that have arrived can be computed.
   __device__ void load_in_turn(const Operands<C>& from, const Tile& tile, int q) {
     if constexpr (!kHasSecond || C::kStrided) return load(from, tile, q);
     if (!tile.are_full(q, Vecs)) return load(from, tile, q);
@@ -255,7 +259,7 @@ struct OperandFragments {
       load_interleaved<false>(from, tile, q);
   }
   __device__ void opaque_registers() { first.opaque_registers(), second.opaque_registers(); }
-  // Copies a stage to the vectors q, q + 1, ..., and from there.
+  // Copies a stage into the vectors q, q + 1, ..., and back.
   __device__ void set_stage(int q, const OperandFragments<C, kStageVecs>& stage) {
     unroll<kStageVecs>([&](int i) {
       first.at[q + i] = stage.first.at[i];
@@ -285,8 +289,8 @@ struct OperandFragments {
   }
 };
 
-// Stores a vector if `condition` holds. It does not branch: the compiler would move the computation of the vector into
-// the branch, and work on one vector at a time.
+// Stores a vector if `condition` holds, without a branch. With one, the compiler would move the computation of the
+// vector into the branch, and compute one vector at a time.
 template <class T, int Count>
 __device__ inline void store_if(bool condition, T* at, Vector<T, Count> vector) {
   constexpr int kBytes = sizeof(vector);
@@ -307,7 +311,8 @@ __device__ inline void store_if(bool condition, T* at, Vector<T, Count> vector) 
   }
 }
 
-// Stores the vectors q, q + 1, ..., which consist of `result(i, v)`, from `at` on. Returns where the next one goes.
+// Stores the vectors q, q + 1, ..., which consist of `result(i, v)`, beginning at `at`. Returns the address for the
+// next.
 template <int Vecs, class C, class T, int Tensors, class F>
 __device__ inline T* store_vecs_at(T* at, T* to, const ThreadTile<C, Tensors>& tile, int tensor, int q, F result) {
   constexpr int V = C::kVecSize;

@@ -1,30 +1,30 @@
-// column_load.cuh: the ways in which a thread gets the vectors of its tiles. Each serves the operands of a tile once
-// for the reduction and once for the results:
+// column_load.cuh: how a thread gets the vectors of its tiles. Each of these types reads the operands of a tile once
+// for the reduction, and provides them again for the results:
 //
-//   TwoPassLoad     nothing stays on chip, and columns of any length are read twice
+//   TwoPassLoad     keeps nothing on chip: columns of any length are read twice
 //   ResidentLoad    vectors stay in registers, and more in shared memory; or the next tile is copied to shared memory
 //                   while this one is computed
 //   PipelinedLoad   all vectors arrive through a pipeline in shared memory (see pipeline.cuh)
 //   StagedLoad      whole slices arrive in shared memory, and leave from there (column_staged.cuh)
 //   SmemLoad        all vectors of a tile are in shared memory until results leave from there (column_smem.cuh)
 //
-// load.for_each_stage(absorb, after_registers) calls absorb(vectors, release) for all vectors of the tile, some at a
-// time. absorb calls release() once it has read them, where their place may be filled again. after_registers() is
-// called when the loads of the tile are on their way. load.store(out, result) stores result(vectors, i, v) of all
-// elements.
+// load.for_each_stage(absorb, after_registers) calls absorb(vectors, release) for all vectors of the tile, several at a
+// time. absorb calls release() once it has read them; then their place may be filled again. after_registers() is called
+// once the loads of the tile have been started. load.store(out, result) stores result(vectors, i, v) for all elements.
 //
-// A Stream is what the tiles of a block have in common.
+// A Stream is the state that the tiles of a block share.
 #pragma once
 
 #include "column_smem.cuh"
 #include "scored_column.cuh"
 
-// Blocks of a multiprocessor: 128 registers per thread, and all there are for doubles, whose exponentials take many.
+// Blocks per multiprocessor: for 128 registers per thread, or all that there are for doubles, whose exponentials take
+// many.
 template <class C>
 constexpr int pipelined_blocks =
     C::kBlockThreads >= 512 ? 1 : (sizeof(typename C::Out) == 8 ? 256 : 512) / C::kBlockThreads;
 
-// Whether all vectors arrive through a pipeline.
+// Whether all vectors arrive through a pipeline in shared memory.
 template <class C>
 constexpr bool is_pipelined =
     C::kInSmem || (C::kUsesSmemVecs && !C::kScoresOnLoad && C::kVecs % kStageVecs == 0 &&
@@ -37,7 +37,7 @@ using ColumnTile =
     typename Conditional<C::kStaged, StagedTile<C>,
                          typename Conditional<C::kInSmem, SmemTile<C>, ThreadTile<C, C::kTensors>>::type>::type;
 
-// A group of one tile.
+// A group that has one tile.
 template <class Tile>
 struct LoneTile {
   const Tile only;
@@ -47,7 +47,8 @@ struct LoneTile {
   __device__ const Tile& tile(int) const { return only; }
 };
 
-// The tiles of a block, in groups of one or (staged) several: every `stride`th group of `count` from `first` on.
+// The tiles of a block, in groups of one tile or, in the tier columns-staged, several. The block has every `stride`th
+// group of `count` groups, beginning with `first`.
 template <class C>
 struct TileSequence {
   typedef ColumnTile<C> Tile;
@@ -70,7 +71,7 @@ struct TileSequence {
   __device__ Tile tile(int64_t index) const { return Tile(tiles, index, rank, misalignment); }
 };
 
-// Elements that are reduced as they were loaded.
+// For elements that are reduced as they were loaded, without a score.
 struct PlainLoad {
   template <class From, class Tile>
   __device__ PlainLoad(const From&, const Tile&) {}
@@ -79,7 +80,7 @@ struct PlainLoad {
 template <class C>
 using Scoring = typename Conditional<C::kScoresOnLoad, ScoringLoad<C>, PlainLoad>::type;
 
-// The tile whose vectors are read.
+// The tile as it is read: with kSkipsHidden, without the vectors outside the window.
 template <class C, class From, class Tile>
 __device__ inline decltype(auto) read_tile(const From& from, const Tile& tile) {
   if constexpr (C::kSkipsHidden)
@@ -88,7 +89,7 @@ __device__ inline decltype(auto) read_tile(const From& from, const Tile& tile) {
     return (tile);
 }
 
-// What every way to load has.
+// The base of all ways to load.
 template <class C>
 struct TileLoad {
   typedef TileSequence<C> Sequence;
@@ -103,7 +104,7 @@ struct TileLoad {
 
   __device__ TileLoad(const Sequence& sequence, const Tile& tile)
       : sequence(sequence), tile(tile), seen(read_tile<C>(sequence.from, tile)), scoring(sequence.from, tile) {}
-  // Loads the vectors of the tile from q on.
+  // Loads the vectors q, q + 1, ... of the tile.
   __device__ void load_fragment(int q) {
     if constexpr (C::kScoresOnLoad)
       scoring.load(fragment.first, q);
@@ -113,7 +114,7 @@ struct TileLoad {
       fragment.load_in_turn(sequence.from, seen, q);
   }
   __device__ int vecs() const { return sequence.tiles.vecs_per_thread_max; }
-  // Has the compiler compute the address of shared memory once, before the loop over tiles. Otherwise it does so at
+  // Makes the compiler compute the address of shared memory once, before the loop over tiles. Otherwise it does so at
   // each use, in 3 to 6% more instructions (sm_90, 2026-11-24).
   static __device__ void hoist_smem_address() { dynamic_smem_address(); }
   // Stores the results of the vectors q, q + 1, ...
@@ -138,7 +139,7 @@ struct TwoPassLoad : TileLoad<C> {
     for (int q = 0; q < this->vecs(); q += kVecs) this->load_fragment(q), absorb(fragment, [] {});
     after_registers();
   }
-  // After a reduction in the opposite order: what was read last may still be in the L2 cache.
+  // After a reduction, in the opposite order: what was read last may still be in the L2 cache.
   template <class F>
   __device__ void store(typename C::Out* out, F result) {
     const int last = (this->vecs() - 1) / kVecs * kVecs;
@@ -187,7 +188,7 @@ struct ResidentLoad : TileLoad<C> {
   }
 
   __device__ int smem_vecs() const { return sequence.tiles.smem_vecs; }
-  // Begins to copy the vectors from q on to the slots from `begin` to `end`; see copy_stages for `bits`.
+  // Begins to copy vectors, from q on, to the slots from `begin` to `end`. See copy_stages for `bits`.
   __device__ uint32_t copy_vecs_to_smem(int q, int begin, int end, uint32_t bits = 0) {
     if constexpr (C::kScoresOnLoad) {
 #pragma unroll 1
@@ -198,21 +199,22 @@ struct ResidentLoad : TileLoad<C> {
     return copy_stages<C>((const typename C::In*)sequence.from.first, sequence.from.second, seen, C::kFirstTensor, q,
                           begin, end, bits);
   }
-  // The vectors in registers come after kFirstVecs, which are in shared memory.
+  // The kFirstVecs vectors before those in registers are in shared memory.
   __device__ void load_registers() {
     if constexpr (C::kPrefetchesTile)
       AsyncCopy::wait<0>(), fragment.load(sequence.from, seen, C::kFirstVecs, smem_vec_address<C>(0, 0));
     else
       this->load_fragment(C::kFirstVecs);
   }
-  // Loads the vectors q, q + 1, ..., which are in shared memory from slot c on.
+  // Loads the vectors q, q + 1, ..., which are in shared memory, beginning with slot c.
   __device__ void load_stage(int q, int c) {
     if constexpr (C::kShifted || C::kScoresOnLoad)
       stage.load_from_smem(seen, q, smem_vec_address<C>(0, c));
     else
       stage.load(sequence.from, seen, q, smem_vec_address<C>(0, c));
   }
-  // Loads the stages in shared memory from slot `c` on and calls f(c) for each. With Arriving it waits for each.
+  // Loads the stages in shared memory, beginning with slot `c`, and calls f(c) for each. With Arriving it waits for
+  // each.
   template <bool Arriving, class F>
   __device__ void for_each_smem_stage(int c, F f) {
 #pragma unroll 1
@@ -303,7 +305,7 @@ struct PipelinedLoad : TileLoad<C> {
   __device__ void begin_tile(const Tile& tile, bool exists) {
     pipeline.begin_tile(tile, exists, C::kFirstTensor, sequence.from.first, sequence.from.second);
   }
-  // Loads a stage; `resident` of those before it are still in shared memory.
+  // Loads a stage. `resident`: how many stages before it are still in shared memory.
   __device__ void receive(int q, int resident) { stage.load(sequence.from, tile, q, pipeline.wait_next(resident)); }
   __device__ void prefetch_stage() {
     if (pipeline.rest <= 0) begin_tile(next_tile, has_next);

@@ -1,5 +1,5 @@
-// column_online.cuh: the states of columns whose elements arrive stage after stage, and are reduced while later stages
-// are on their way.
+// column_online.cuh: the states of columns whose elements arrive stage by stage. Each stage is reduced while later
+// stages are being copied.
 #pragma once
 
 #include "column_fragment.cuh"
@@ -10,9 +10,9 @@ __device__ inline double clamp_to_finite(double v) {
   return fmin(fmax(v, -1.7976931348623157e308), 1.7976931348623157e308);
 }
 
-// The states of a thread's columns. Sums are not relative to the maximum but to a base: the maximum at the time when an
-// element was last kSlack above the base. So hardly any stage but the first rescales them. The base is finite: -inf is
-// below it, and inf above.
+// The states of a thread's columns. A sum is not relative to the maximum m but to a base. The base is set to the
+// maximum whenever an element exceeds it by kSlack, so that hardly any stage but the first rescales the sums. The base
+// is finite: -inf is below it, and inf above it.
 template <class C>
 struct OnlineState {
   typedef typename C::Out Out;
@@ -26,7 +26,7 @@ struct OnlineState {
   __device__ void init() {
     unroll<V>([&](int v) { m[v] = -infinity(), base[v] = clamp_to_finite(m[v]), l[v] = typename C::Sum{}; });
   }
-  // Takes the maxima of a stage, before its elements are added.
+  // Takes the maxima of a stage, before the elements of the stage are added.
   __device__ void update_max(const Maxima& stage_max) {
     bool is_higher = false;
     unroll<V>([&](int v) { m[v] = max_(m[v], stage_max[v]), is_higher |= stage_max[v] - base[v] > kSlack; });
@@ -37,21 +37,21 @@ struct OnlineState {
       l[v] = scale(l[v], exp_for_sum(old_base - base[v]));
     });
   }
-  // Adds `element(0)`, ... of column v, as many as the fragment has.
+  // Adds the elements `element(0)`, `element(1)`, ... of column v, as many as the fragment has.
   template <class T, int Vecs, class F>
   __device__ void add_elements(int v, const ColumnFragment<C, T, Vecs>&, F element) {
     l[v] = add(l[v], pairwise_sum<Vecs, 0>([&](int i) { return exp_for_sum<Out>(element(i) - base[v]); }));
   }
   __device__ A max(int v) const { return m[v]; }
-  // The sum relative to `max`, which is no less than the maximum. (Where that is infinite it may be relative to 0.)
+  // The sum relative to `max`, which is not below the maximum. (If the maximum is infinite, the sum may be relative to
+  // 0.)
   __device__ A sum_relative_to(int v, A max) const {
     const A difference = base[v] - finite_or_zero(max);
     return value_of(scale(l[v], exp_for_sum(difference < 0 ? difference : A(0))));
   }
 };
 
-// The same for elements that are half2. The maxima so far, and the limits above which the sums
-// are rescaled, are half2 too.
+// The same for half2 elements. The maxima, and the limits above which the sums are rescaled, are half2 too.
 template <class C>
 struct OnlineStateHalf2 {
   typedef typename C::In T;
@@ -84,7 +84,7 @@ struct OnlineStateHalf2 {
       l[v] = fmaf(root, root, l[v]);
     });
   }
-  // A NaN is no maximum.
+  // A NaN does not count as a maximum.
   __device__ float max(int v) const { return fmaxf(to_acc(get_half<T>(m[v / 2], v % 2)), -infinity()); }
   __device__ float sum_relative_to(int v, float max) const {
     return rescale(l[v], scaled_base[v] - finite_or_zero(max) * ShortLog2e<T>::kFactor);
@@ -96,7 +96,7 @@ struct OnlineStateHalf2 {
     const float root = exp2_(fminf(difference, 0.0f) * (ShortLog2e<T>::kRest / 2));
     return sum * root * root;
   }
-  // Makes the maxima the base, which serves until they grow by more than kSlack.
+  // Makes the maxima the base, until an element exceeds them by more than kSlack.
   __device__ void set_base() {
     unroll<V>([&](int v) {
       const float base = clamp_to_finite(max(v));

@@ -1,25 +1,26 @@
-// column_smem.cuh: columns whose elements are in the shared memory of a block, or of the blocks of a cluster, from the
-// time when they arrive until results leave. A block has pieces of memory: lines of a tile (access shifted), or turns
-// of a slab, each of which is a whole number of lines and as many vectors as the block has threads. A piece begins at
-// the same byte of a vector in shared memory as in global memory, and comes with the vectors that belong to it in part.
-// So all that threads do goes by whole vectors, wherever lines begin.
+// column_smem.cuh: the tier `columns-smem`. The elements of a tile are in the shared memory of a block, or of the
+// blocks of a cluster, from their arrival until results leave. The memory of a block's part of a tile is cut into
+// pieces. A piece is a line of a tile (access shifted), or a turn of a slab: a whole number of lines, and as many
+// vectors as the block has threads. A piece begins at the same byte of a vector in shared memory as in global memory,
+// and is copied with the vectors that belong to it only in part. So threads always access whole vectors, wherever lines
+// begin.
 //
 //   pieces -> shared memory, chunk after chunk -> states of columns -> block -> cluster -> results -> pieces
 //
-// The lines that a thread has begin at the same element of a vector, so that its columns are always the same. A vector
-// at the edge of a tile has columns of the neighbouring tile too, and results of those are not stored.
+// All lines of a thread begin at the same element of a vector, so that it always has the same columns. A vector at the
+// edge of a tile also has columns of the neighbouring tile; their results are not stored.
 #pragma once
 
 #include "column_staged.cuh"
 #include "warp_reduce.cuh"
 
-constexpr int kSmemChunks = 4;  // parts of a block's pieces that are waited for apart
+constexpr int kSmemChunks = 4;  // parts of a block's pieces that arrive separately
 
-// Blocks of a multiprocessor: those that 768 threads, or of doubles 512, are.
+// Blocks per multiprocessor: as many as have 768 threads, or 512 threads for doubles.
 template <class C>
 constexpr int smem_blocks = C::kBlockThreads >= 512 ? 1 : (sizeof(typename C::Out) == 8 ? 512 : 768) / C::kBlockThreads;
 
-// A thread's part of a tile. Its vector number q is in piece `line + q * threads_y` of the block.
+// A thread's part of a tile. Vector q of the thread is in piece `line + q * threads_y` of the block.
 template <class C>
 struct SmemTile {
   static constexpr int V = C::kVecSize, Tensors = C::kTensors;
@@ -29,11 +30,11 @@ struct SmemTile {
   int width;                         // elements of a piece
   int pieces;                        // of the block
   int line;                          // the thread's first piece
-  int col;                           // its first column, which may be before the tile
-  int before;                        // slab: the elements of the first vector that come before it
-  int begin, end;                    // slab: where it begins and ends, in elements from the block's first piece on
+  int col;                           // the thread's first column, which may be before the tile
+  int before;                        // slab: the elements of the first vector that come before the slab
+  int begin, end;                    // slab: its begin and end, in elements from the block's first piece
   int count;                         // vectors of the thread
-  unsigned in_tile;                  // shifted: a bit for each column of its vectors, whether it is in the tile
+  unsigned in_tile;                  // shifted: a bit for each column of its vectors that is in the tile
 
   __device__ SmemTile(const Tiles& tiles, int64_t tile, int rank, uint64_t misalignment)
       : tiles(tiles), at{}, line(0), before(0), begin(0), end(0), count(0), in_tile(0) {
@@ -66,8 +67,8 @@ struct SmemTile {
         count = divide((unsigned)(pieces - line + tiles.threads_y - 1), tiles.by_threads_y);
     }
   }
-  // Whether some elements of the thread's first or last vector do not exist. Only a slab has such vectors: others are
-  // in the tile in part, by columns.
+  // Whether some elements of the thread's first or last vector do not exist. Only slabs have such vectors. In other
+  // tiles a vector is in the tile for some of its columns only.
   __device__ bool has_gap() const { return count && (position(0) < begin || position(count - 1) + V > end); }
   __device__ bool has_element(int q, int v) const { return position(q) + v >= begin && position(q) + v < end; }
   __device__ bool has_column(int column) const { return C::kSlab || column < width; }
@@ -78,7 +79,7 @@ struct SmemTile {
   __device__ int position(int q) const { return q * width + (int)threadIdx.x * V; }
 };
 
-// The pieces that a block has of a tensor, whose elements are of type T. A slab is one span of memory.
+// The pieces of a tensor that a block has. T is the type of the elements. A slab is one span of memory.
 template <class C, class T>
 struct SmemPieces {
   static constexpr int kVec = kSpanVecBytes, kEdge = kVec / sizeof(T), kSize = sizeof(T);
@@ -103,15 +104,15 @@ struct SmemPieces {
   }
   __device__ int vec_step() const { return C::kSlab ? pitch : tile.tiles.threads_y * pitch; }
 
-  // Slabs: the bytes of the pieces from `k` to `end`, counted from the first piece.
+  // Slabs: a range of bytes, counted from the first piece. slab(k, end) is that of the pieces from `k` to `end`.
   struct Range {
     int low, high;
   };
   __device__ Range slab(int k, int end) const {
     return {max(k * tile.width, tile.begin) * kSize, min(end * tile.width, tile.end) * kSize};
   }
-  // The vectors that have any of these bytes and lie in the tensor; or those that no later pieces have elements of, and
-  // nothing before the slab.
+  // around(range) extends a range to the vectors that have any of its bytes and lie in the tensor. inside(range) is the
+  // vectors that neither have elements of later pieces nor begin before the slab.
   __device__ Range around(Range range) const {
     const int skip = (int)((uint64_t)first % kVec);
     range.low = (range.low + skip) / kVec * kVec - skip;
@@ -125,14 +126,14 @@ struct SmemPieces {
     return {(range.low + skip + up) / kVec * kVec - skip, (range.high + skip) / kVec * kVec - skip};
   }
 
-  // Calls f(smem, global) for a thread's vectors of a slab.
+  // Slabs: calls f(smem, global) for a thread's vectors in a range.
   template <class F>
   __device__ void for_each_vector(Range range, F f) const {
     for (int i = range.low + (int)threadIdx.x * kVec; i < range.high; i += blockDim.x * kVec) f(smem + i, first + i);
   }
-  // Lines: calls f(smem, global) for a thread's vectors of the pieces from `k` to `end`. With `Around` they are those
-  // that have any element of a piece, with `Checks` unless they lie in the tensor in part; else those that have no
-  // other elements. The pieces of a thread begin at the same byte of a vector.
+  // Lines: calls f(smem, global) for a thread's vectors of the pieces from `k` to `end`. With `Around` these are all
+  // vectors that have an element of a piece, with `Checks` only if they lie in the tensor as a whole. Without `Around`
+  // they are the vectors that have only elements of a piece. All pieces of a thread begin at the same byte of a vector.
   template <bool Around, bool Checks, class F>
   __device__ void for_each_vector(int k, int end, F f) const {
     const Tiles& tiles = tile.tiles;
@@ -152,14 +153,14 @@ struct SmemPieces {
         if (!Checks || (at >= tensor_begin && at + kVec <= tensor_end)) f(there, at);
     }
   }
-  // Calls f(smem, global) for elements in vectors that lie in the tensor in part.
+  // Calls f(smem, global) for each element in a vector that lies in the tensor only in part.
   template <class F>
   __device__ void for_each_clipped(F f) const {
     const int pieces = C::kSlab ? 1 : tile.pieces;
     const Range all = C::kSlab ? slab(0, tile.pieces) : Range{0, tile.width * kSize};
     for (int i = threadIdx.x; i < 2 * kEdge * kEdge; i += blockDim.x) {
       const int element = i % kEdge * kSize, piece = i / kEdge % kEdge;
-      const bool is_last = i >= kEdge * kEdge;  // of the last pieces the last elements, else the first of the first
+      const bool is_last = i >= kEdge * kEdge;  // the last elements of the last pieces, or the first of the first
       if (piece >= pieces || element >= all.high - all.low) continue;
       const int64_t k = is_last ? pieces - 1 - piece : piece;
       char* const at = first + k * step + (is_last ? all.high - kSize - element : all.low + element);
@@ -168,15 +169,15 @@ struct SmemPieces {
         f(smem + (int)k * pitch + (int)(at - first - k * step), at);
     }
   }
-  // Whether there may be such elements.
+  // Whether such elements may exist.
   __device__ bool may_be_clipped() const {
     const int64_t all = C::kSlab ? (int64_t)tile.end * kSize : (tile.pieces - 1) * step + tile.width * kSize;
     return first < tensor_begin + kVec || first + all + kVec > tensor_end;
   }
   // Whether lines are whole vectors.
   __device__ bool are_whole() const { return ((uint64_t)first | (uint64_t)step | tile.width * kSize) % kVec == 0; }
-  // Stores the elements of the pieces from `k` to `end` that are in no whole vector: at either end of a piece words of
-  // 8, 4 and 2 bytes, as far as there are.
+  // Stores the elements of the pieces from `k` to `end` that are not in a whole vector. At each end of a piece these
+  // are at most one word each of 8, 4 and 2 bytes.
   __device__ void store_edges(int k, int end) const {
     const Range all = C::kSlab ? slab(0, tile.pieces) : Range{0, tile.width * kSize};
     for (int i = 2 * k + (int)threadIdx.x; i < 2 * end; i += blockDim.x) {
@@ -222,13 +223,13 @@ struct SmemLoad {
   typedef typename C::In In;
   typedef typename C::Out Out;
   static constexpr int V = C::kVecSize;
-  // Slabs go in bulk, a chunk at a time. Lines are short: threads copy vectors of them sooner than one thread has begun
-  // as many copies in bulk.
+  // Slabs are copied by bulk copies, one for each chunk. Lines are too short: the threads copy their vectors sooner
+  // than one thread can start as many bulk copies.
   static constexpr bool kBulk = C::kSlab && BulkCopy::kExists;
 
   struct Stream {
-    TxBarrier* const arrivals;  // of the chunks
-    uint32_t turn;              // tiles that have begun
+    TxBarrier* const arrivals;  // one for each chunk
+    uint32_t turn;              // how many tiles have begun
     __device__ Stream(const Sequence&) : arrivals(make_barriers()), turn(0) {}
     __device__ ~Stream() { wait_until_results_are_read(); }
     __device__ void wait_until_results_are_read() const {
@@ -249,9 +250,9 @@ struct SmemLoad {
   const Tiles& tiles;
   const Tile& tile;
   const SmemPieces<C, const First> pieces;
-  const SmemPieces<C, const In> second_pieces;  // where there are two operands
+  const SmemPieces<C, const In> second_pieces;  // only used with two operands
   const bool has_gap;                           // see SmemTile
-  const bool has_clipped;                       // whether elements may come one by one
+  const bool has_clipped;                       // whether some elements must be copied one by one
   OperandFragments<C, kStageVecs> fragment;
 
   __device__ SmemLoad(Stream& stream, const Sequence& sequence, const Tile& tile, int64_t)
@@ -372,7 +373,7 @@ struct SmemLoad {
       AsyncCopy::wait_all_but(tiles.chunks - 1 - chunk);
     if (!kBulk || (has_clipped && chunk == 0)) __syncthreads();
   }
-  // Loads the vectors q, q + 1, ... An element that does not exist is neutral.
+  // Loads the vectors q, q + 1, ... Elements that do not exist become neutral.
   __device__ void load_stage(int q) {
     load_stage(fragment.first, pieces, q);
     if constexpr (C::kOperands > 1) load_stage(fragment.second, second_pieces, q);

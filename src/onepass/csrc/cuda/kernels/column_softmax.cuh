@@ -1,5 +1,5 @@
-// column_softmax.cuh: the softmaxes of columns, and their reductions. A thread reduces its elements to the states of
-// its columns, and computes results from the states of whole columns.
+// column_softmax.cuh: the operation ColumnSoftmax, for softmaxes of columns and their reductions. A thread reduces its
+// elements to the states of its columns, and computes results from the states of the whole columns.
 #pragma once
 
 #include "column_load.cuh"
@@ -18,7 +18,7 @@ struct ForwardOperands : Config {
   static constexpr int kOperands = 1, kTensors = 2, kFirstTensor = 0, kResultTensor = 1;
   static constexpr bool kReduces = true, kReadsOnce = Config::Epilogue::kOnePerRow;
 };
-// How columns are reduced, from the ForwardConfig.
+// How columns are reduced, derived from the ForwardConfig.
 template <class Config>
 struct ColumnConfig : ForwardOperands<Config> {
   typedef typename ForwardOperands<Config>::In In;
@@ -27,43 +27,44 @@ struct ColumnConfig : ForwardOperands<Config> {
   typedef typename Config::Acc Acc;
   static constexpr bool kPipelined = is_pipelined<ForwardOperands<Config>>, kHalfOut = sizeof(Out) == 2;
   static constexpr bool kConvertsHalf2 = is_half2<Config, In> && !Operand::kIsRounded;
-  // Softmaxes with half results are reduced as elements arrive, relative to a provisional maximum: that of the block's
-  // first elements. Those, a stage, come first and stay in shared memory. (A function with the logarithm of the sum
-  // needs the maximum itself, because the logarithm is next to nothing where one element is far above the others.)
+  // Softmaxes with half results are reduced while elements arrive, relative to a provisional maximum. This is the
+  // maximum of the block's first elements, one stage, which stay in shared memory. (Functions with the logarithm of the
+  // sum need the real maximum: if one element is far above the others, the logarithm is nearly 0.)
   static constexpr bool kProvisionalMax = kHalfOut && Config::kUsesSmemVecs && !Config::kIsScored &&
                                           !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp;
   static constexpr int kFirstVecs = kProvisionalMax ? kStageVecs : 0;
-  // Whether half results keep exponentials where scores are floats in registers. (With a sink they would be rescaled.)
+  // Whether exponentials are kept for half results, in the registers of float scores. (With a sink they would be
+  // rescaled.)
   static constexpr bool kKeepsScoreExp = kHalfOut && Config::kIsScored && sizeof(In) == 4 && !Config::kTwoPass &&
                                          !Config::kUsesSmemVecs && !Config::has(kScoreRow) &&
                                          Config::Epilogue::kTakesExp;
-  // Whether the sums of threads are relative to their own maxima when they are reduced, not to the block's. Over the
-  // grid that is 2 to 4% faster, for half results in one block up to 4%. For float results in blocks and clusters it is
-  // as fast or 2% slower, for half results in clusters 7 to 13% slower, because of its shared memory (H200,
-  // 2026-11-23).
+  // Whether the sums of threads are relative to the thread's own maxima when they are reduced, and not to the block's.
+  // Over the grid this is 2 to 4% faster, and for half results in one block up to 4%. For float results in blocks and
+  // clusters it is as fast or 2% slower. For half results in clusters it is 7 to 13% slower, because of its shared
+  // memory (H200, 2026-11-23).
   static constexpr bool kThreadMaxima =
       ((Config::kGrid || Config::kInSmem) && kPipelined) ||
       (kHalfOut && Config::kClusterSize == 1 && !Config::kTwoPass && !kProvisionalMax && !kKeepsScoreExp);
-  // Whether exponentials take the places of their elements. Exponentials of doubles do not where blocks share columns:
-  // they would be rounded by the difference of the maxima.
+  // Whether exponentials replace their elements. Exponentials of doubles do not if blocks share columns: to make them
+  // relative to another maximum would round them again.
   static constexpr bool kKeepsExp =
       !Config::kTwoPass && !kPipelined && Config::Epilogue::kTakesExp &&
       (sizeof(In) == sizeof(Out) || kKeepsScoreExp) && sizeof(Acc) == sizeof(In) &&
       (sizeof(Acc) == 4 || (Config::kClusterSize == 1 && !Config::kGrid && !Config::has(kScoreRow)));
-  // Whether floats in shared memory are reduced as they arrive, relative to the maximum of those in registers.
+  // Whether floats in shared memory are reduced while they arrive, relative to the maximum of the floats in registers.
   static constexpr bool kRescaleOnArrival = kKeepsExp && Config::kUsesSmemVecs && sizeof(Acc) == 4;
-  // Whether exponentials of half results stay in registers as floats, beside the elements.
+  // Whether exponentials of half results stay in registers as floats, in addition to the elements.
   static constexpr bool kKeepsFloatExp = Config::kStaged && kHalfOut && !kKeepsExp && Config::Epilogue::kTakesExp &&
                                          sizeof(Acc) == 4 && Config::kVecs * Config::kVecSize <= 16;
-  static constexpr int kSlack = 2;  // an element may be so much above the maximum that it is relative to
+  static constexpr int kSlack = 2;  // an element may exceed the maximum so far by this much
 };
 
-// The type of a thread's sum of a column. With kRescaleOnArrival it has few terms, one of the registers and one per
-// stage, so that a float is exact enough, and registers are left for the elements.
+// The type of a thread's sum of a column. With kRescaleOnArrival the sum has few terms, one of the registers and one
+// per stage. A float is then exact enough, and leaves registers for the elements.
 template <class C>
 using ThreadSum = typename Conditional<C::kRescaleOnArrival, typename C::Acc, typename C::Sum>::type;
 
-// Multiplies by exp(d), d <= 0, as exact as two floats are: (1 + low) * scale * scale_rest.
+// Multiplies by exp(d), d <= 0, with the precision of two floats: the factor is (1 + low) * scale * scale_rest.
 struct ScaledExp {
   float low, scale, scale_rest;
   __device__ explicit ScaledExp(float d) {
@@ -77,7 +78,7 @@ struct ScaledExp {
   __device__ float operator()(float e) const { return fmaf(e, low, e) * scale * scale_rest; }
 };
 
-// Multiplies exponentials, or sums of them, by exp(difference) of each column.
+// Multiplies the exponentials of each column by exp(difference) of that column.
 template <class C, int Vecs>
 __device__ inline void rescale(ColumnFragment<C, float, Vecs>& fragment, const float (&difference)[C::kVecSize]) {
   unroll<C::kVecSize>([&](int v) {
@@ -90,7 +91,7 @@ __device__ inline void rescale_sums(float (&sums)[V], const float (&difference)[
   unroll<V>([&](int v) { sums[v] = ScaledExp(difference[v])(sums[v]); });
 }
 
-// The epilogue of the elements of a column, made once from the column's state and the block's maximum.
+// The epilogue of the elements of a column. It is made once, from the column's state and the block's maximum.
 template <class C>
 struct ElementEpilogue {
   typedef typename C::Acc A;
@@ -115,7 +116,7 @@ struct alignas(2 * sizeof(typename C::Acc)) HalfEpilogue {
   }
   __device__ float operator()(float x) const { return softmax_half<typename C::Out>(x, scaled_m, log2_l); }
 };
-// For exponentials that are kept: exp(x - block_max) is multiplied by a factor.
+// For exponentials exp(x - block_max) that are kept: each is multiplied by a factor.
 template <class C>
 struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
   typedef typename C::Acc A;
@@ -135,7 +136,7 @@ struct alignas(2 * sizeof(typename C::Acc)) ExpEpilogue {
   }
 
  private:
-  // By exp(d), d <= 0. (A NaN is in the factor already.)
+  // Multiplies the factor by exp(d), d <= 0. (A NaN is already in the factor.)
   __device__ void rescale(float d) {
     const ScaledExp by(d);
     const float high = fmaf(factor, by.low, factor);
@@ -148,7 +149,7 @@ using ColumnEpilogue = typename Conditional<
     C::kKeepsExp, ExpEpilogue<C>,
     typename Conditional<C::kHalfOut && !C::Epilogue::kTakesX, HalfEpilogue<C>, ElementEpilogue<C>>::type>::type;
 
-// The parameters of a kernel.
+// The tensors that a kernel gets.
 template <class C>
 struct ColumnTensors {
   const typename C::In* x;
@@ -159,7 +160,7 @@ struct ColumnTensors {
   __device__ typename C::Operand operand() const { return {score}; }
 };
 
-// The operation: states of columns.
+// The operation on columns: their states and results (see columns.cu).
 template <class Config>
 struct ColumnSoftmax {
   typedef ColumnConfig<Config> C;
@@ -171,8 +172,8 @@ struct ColumnSoftmax {
   typedef StatePartials<A, L> Partials;
   typedef ColumnEpilogue<C> Epilogue;
   static constexpr int V = C::kVecSize;
-  static constexpr bool kWritesOfColumn = C::kReadsOnce || C::has(kScoreRow);  // make_epilogue writes
-  static constexpr bool kMayHaveOutsiders = false;                             // of gradients
+  static constexpr bool kWritesOfColumn = C::kReadsOnce || C::has(kScoreRow);  // make_epilogue stores
+  static constexpr bool kMayHaveOutsiders = false;                             // only gradients have them
   static constexpr int kRegisters =
       fragment_registers<C, In> + 2 * V * sizeof(A) / 4 + (C::kKeepsFloatExp ? C::kVecs * V : 0) + score_registers<C>;
   typedef typename Conditional<C::kIsScored, ScoredColumnTensors<C>, ColumnTensors<C>>::type Tensors;
@@ -181,7 +182,7 @@ struct ColumnSoftmax {
   const typename C::Operand operand;
   A m[V], sums[V];
   Epilogue epilogues[V];
-  float exps[C::kKeepsFloatExp ? C::kVecs : 1][V], factors[V];  // with kKeepsFloatExp
+  float exps[C::kKeepsFloatExp ? C::kVecs : 1][V], factors[V];  // only with kKeepsFloatExp
 
   __device__ ColumnSoftmax(const Tensors& tensors, const Tile& tile)
       : tensors(tensors), tile(tile), operand(tensors.operand()) {}
@@ -199,7 +200,7 @@ struct ColumnSoftmax {
       reduce_resident(load, column_reduce, is_shared, wait_for_clear);
   }
   __device__ const A (&maxima() const)[V] { return m; }
-  // The epilogue of a whole column. A reduction stores its result.
+  // The epilogue of a whole column. If the function is a reduction, its result is stored here.
   __device__ Epilogue make_epilogue(int column, StatePair<A> state, A block_max) const {
     if constexpr (C::kIsScored) state = tensors.finish(tile, column, state);
     if constexpr (C::Epilogue::kOnePerRow) store_column(column, {state.m, state.l});
@@ -225,7 +226,7 @@ struct ColumnSoftmax {
   __device__ A value(const ColumnFragment<C, In, Vecs>& fragment, int i, int v) const {
     return element_value<Again>(operand, fragment, i, v);
   }
-  // The maxima of a thread's elements of each column, of half types two per word. `neutral` is -inf.
+  // The maxima of a thread's elements of each column; half types have two in a word. `neutral` is -inf.
   template <int Vecs>
   __device__ void max_of(const ColumnFragment<C, In, Vecs>& fragment, uint32_t (&max)[(V + 1) / 2]) const {
     unroll<V / 2>([&](int w) {
@@ -239,7 +240,7 @@ struct ColumnSoftmax {
     if constexpr (C::kConvertsHalf2) {
       uint32_t words[(V + 1) / 2];
       max_of(fragment, words);
-      // A NaN is no maximum.
+      // A NaN does not count as a maximum.
       unroll<V>([&](int v) { max[v] = max_(A(to_acc(get_half<In>(words[v / 2], v % 2))), A(-infinity())); });
     } else {
       unroll<V>([&](int v) {
@@ -254,8 +255,8 @@ struct ColumnSoftmax {
     max_of(fragment, here);
     unroll<V>([&](int v) { m[v] = max_(m[v], here[v]); });
   }
-  // The sum of exp(x - m) of a thread's elements of a column, none of which is above m. With kKeepsExp the exponentials
-  // take the places of the elements.
+  // The sum of exp(x - m) over a thread's elements of a column. No element is above m. With kKeepsExp the exponentials
+  // replace the elements.
   template <int Vecs>
   __device__ A sum_exp(ColumnFragment<C, In, Vecs>& fragment, int v) {
     const A base = C::kProvisionalMax            ? m[v]
@@ -329,8 +330,8 @@ struct ColumnSoftmax {
     unroll<V>([&](int v) { sums[v] = state.sum_relative_to(v, m[v]); });
   }
 
-  // If an element is so far above the provisional maximum that sums overflow, all starts again, relative to the block's
-  // maximum.
+  // If an element is so far above the provisional maximum that a sum overflows, the block starts again, relative to its
+  // real maximum.
   template <class Load, class Reduce, class G>
   __device__ void reduce_from_provisional_max(Load& load, Reduce& column_reduce, bool is_shared, G wait_for_clear) {
     auto& stage = load.stage.first;
@@ -363,8 +364,8 @@ struct ColumnSoftmax {
     }
   }
 
-  // The maximum of all elements comes first. With kRescaleOnArrival that is the maximum of those in registers, and an
-  // element that is far above it rescales what was computed so far.
+  // The maximum of all elements is reduced first. With kRescaleOnArrival it is the maximum of the elements in
+  // registers. An element in shared memory that is far above it rescales what has been computed.
   template <class Load, class Reduce, class G>
   __device__ void reduce_resident(Load& load, Reduce& column_reduce, bool is_shared, G wait_for_clear) {
     auto& stage = load.stage.first;
@@ -413,7 +414,8 @@ struct ColumnSoftmax {
     }
     unroll<V>([&](int v) { sums[v] = value_of(l[v]); });
   }
-  // Makes the exponentials in registers and in the slots before `end`, and their sums, relative to larger maxima.
+  // Makes the exponentials in registers and in the slots before `end`, and their sums, relative to the larger maxima
+  // `max`.
   template <class Load>
   __device__ void rescale_to(Load& load, ThreadSum<C> (&l)[V], const A (&max)[V], int end) {
     A difference[V];

@@ -1,12 +1,13 @@
-// column_staged.cuh: short columns of slices that follow one another in memory, with gaps between their lines or
-// without. (A slice is n lines of columns.) A block takes a group of slices as one span of memory, in whole vectors,
-// whatever the number of columns is: the span begins at the same byte of a vector in shared memory as in global memory.
-// Threads read the elements of their columns from shared memory, and results leave by the same way.
+// column_staged.cuh: the tier `columns-staged`, for short columns of slices that follow one another in memory, with or
+// without gaps between their lines. (A slice is `n` lines of adjacent columns.) A block copies a group of slices as one
+// span of memory, in whole vectors, whatever the number of columns: the span begins at the same byte of a vector in
+// shared memory as in global memory. Threads read the elements of their columns from shared memory, and results take
+// the same way back.
 //
 //   group -> shared memory -> registers: states of columns -> epilogue -> shared memory -> group
 //
-// While a group is computed the next one is on its way, if there is room for two. A tile is as many columns of a group
-// as threads are side by side; a group may have several, which the block takes in turn.
+// While a group is computed, the next one is copied, if shared memory has room for two. A tile is as many columns of a
+// group as a block has threads side by side. A group may have several tiles, which the block computes in turn.
 #pragma once
 
 #include "column_fragment.cuh"
@@ -16,29 +17,29 @@ constexpr int kSpanVecBytes = 16;
 __device__ inline char* bytes_of(void* at) { return static_cast<char*>(at); }
 __device__ inline const char* bytes_of(const void* at) { return static_cast<const char*>(at); }
 
-// The slices of a group.
+// The number of slices in a group.
 __device__ inline int slices_of(const Tiles& tiles, int64_t group) {
   const int64_t left = tiles.all_slices - group * tiles.group_slices;
   return left < tiles.group_slices ? (int)left : tiles.group_slices;
 }
 
-// The part of a tensor that belongs to a group. In shared memory there may be some more bytes after each slice: they
-// let lanes that read from different slices find their elements in different banks.
+// The part of a tensor that belongs to a group. In shared memory a few bytes may follow each slice, so that lanes that
+// read from different slices use different banks.
 template <class T>
 struct GroupSpan {
   const StagedTensor& tensor;
   T* begin;
-  int skip, end;  // the first vector has `skip` bytes before the span, which ends before byte `end`
+  int skip, end;  // the first vector has `skip` bytes before the span, and the span ends before byte `end`
   __device__ GroupSpan(T* first, const Tiles& tiles, StagedOperand which, int64_t group) : tensor(tiles.staged[which]) {
     begin = first + group * tiles.group_slices * tensor.slice;
     skip = (int)((uint64_t)begin % kSpanVecBytes);
     const int last = (slices_of(tiles, group) - 1) * tensor.slice + ((int)tiles.n - 1) * tensor.line;
     end = skip + (last + tiles.slice_cols) * (int)sizeof(T);
   }
-  // Bytes count from the first byte of the first vector, and `smem` is its address in shared memory. These call f(smem,
-  // global) for each vector inside the bytes from `low` to `high`, a thread's vectors in turn; for each element of the
-  // group outside of those vectors; and f(smem, global, bytes), by lanes of the first warp, for the vectors that follow
-  // one another in shared memory too.
+  // Bytes are counted from the first byte of the first vector, whose address in shared memory is `smem`.
+  // for_each_vector calls f(smem, global) for each vector between the bytes `low` and `high`; the threads take vectors
+  // in turns. for_each_element calls it for each element of the group outside of these vectors. for_each_piece calls
+  // f(smem, global, bytes), in lanes of the first warp, for runs of vectors that are contiguous in shared memory too.
   template <class F>
   __device__ void for_each_vector(uint32_t smem, int low, int high, F f) const {
     auto* const global = bytes_of(begin) - skip;
@@ -81,26 +82,26 @@ struct GroupSpan {
   __device__ int gap_before(int at) const { return tensor.gap * divide((unsigned)at / sizeof(T), tensor.by_slice); }
 };
 
-// What the tiles of a group have in common.
+// What the tiles of a group share.
 template <class C>
 struct StagedGroup;
 
-// A thread's vectors of a tile: each `threads_y`th of its columns. A line has `slice_vecs` vectors; where its columns
-// are no whole vectors the last one has fewer. So that a tile is whole vectors too, it counts the columns that those
-// lack.
+// A thread's vectors of a tile: every `threads_y`th line of its columns. A line has `slice_vecs` vectors. If the
+// columns are not whole vectors, the last vector has fewer, and the tile counts the missing columns too, so that it is
+// whole vectors.
 template <class C>
 struct StagedTile {
   static constexpr int V = C::kVecSize, before = 0;
   const Tiles& tiles;
-  const int vecs_before;  // vectors of a line before the tile, of all slices of the group
-  const int group_vecs;   // vectors of a line that the group's slices have
+  const int vecs_before;  // vectors of a line before the tile, counted over all slices of the group
+  const int group_vecs;   // vectors of a line in all slices of the group
   int col;                // the thread's first column in the tile
-  int rest;               // columns from that one to the end of its line
+  int rest;               // columns from the thread's first one to the end of its line
   int line;               // the thread's number along the column
-  int slice_col;          // its first column in the slice
-  int first_slice;        // the slice of the group that it is in
+  int slice_col;          // the thread's first column, counted in the slice
+  int first_slice;        // the slice of the group that this column is in
   int count;              // vectors of the thread
-  int64_t group;          // which the tile is of
+  int64_t group;          // the group of the tile
   bool begins, ends;      // whether it is the group's first tile, and its last
 
   __device__ StagedTile(const StagedGroup<C>& group, int turn)
@@ -117,7 +118,8 @@ struct StagedTile {
     rest = tiles.slice_cols - slice_col;
     count = vec < group_vecs ? group.count : 0;
   }
-  // Bytes from the group's first element to the thread's first one in shared memory, and from one vector to the next.
+  // The bytes in shared memory from the group's first element to the thread's first one, and from one vector to the
+  // next.
   template <class T>
   __device__ int first_byte(StagedOperand which) const {
     const StagedTensor& tensor = tiles.staged[which];
@@ -132,7 +134,7 @@ struct StagedTile {
     return vec < group_vecs && column_of(vec, column) < tiles.slice_cols;
   }
   __device__ int64_t column_offset(int column) const { return columns_before(column) * tiles.steps[1]; }
-  // As of a ThreadTile.
+  // As in ThreadTile.
   __device__ int64_t slice_column() const { return slice_col; }
   __device__ int64_t columns_before() const { return (group * tiles.group_slices + first_slice) * tiles.slice_cols; }
   __device__ int64_t columns_before(int column) const {
@@ -154,7 +156,7 @@ struct StagedGroup {
   typedef StagedTile<C> Tile;
   const Tiles& tiles;
   const int64_t group;
-  int x, line, vecs, count;  // of the thread, and as in StagedTile
+  int x, line, vecs, count;  // of the thread; see StagedTile
 
   __device__ StagedGroup(const Tiles& tiles, int64_t group, int, uint64_t) : tiles(tiles), group(group) {
     vecs = slices_of(tiles, group) * tiles.slice_vecs;
@@ -166,8 +168,8 @@ struct StagedGroup {
   __device__ Tile tile(int turn) const { return {*this, turn}; }
 };
 
-// Stores to shared memory if `condition` holds. It does not branch: the compiler would move the computation of the
-// value into the branch, and work on one value at a time.
+// Stores to shared memory if `condition` holds, without a branch. With one, the compiler would move the computation of
+// the value into the branch, and compute one value at a time.
 template <class T>
 __device__ inline void store_smem_if(bool condition, uint32_t at, T value) {
   const uint32_t yes = condition;
@@ -185,7 +187,7 @@ __device__ inline void store_smem_if(bool condition, uint32_t at, T value) {
                  : "memory");
   }
 }
-// Loads an element in place of `value` if `condition` holds, in the same way.
+// Loads an element if `condition` holds, and returns `value` otherwise. There is no branch either.
 template <class T>
 __device__ inline T load_smem_if(bool condition, uint32_t at, T value) {
   const uint32_t yes = condition;
@@ -204,8 +206,8 @@ __device__ inline T load_smem_if(bool condition, uint32_t at, T value) {
   }
   return value;
 }
-// The same for two elements of 2 bytes that lie together: `word` is where they are one word, else they go one by one,
-// if `low` and `high` hold.
+// The same for two adjacent elements of 2 bytes. If `word` is set they are accessed as one word; otherwise one by one,
+// if `low` and `high` are set.
 struct PairAccess {
   uint32_t word, low, high;
 };
@@ -233,8 +235,8 @@ __device__ inline T load_smem_element(uint32_t at) {
   return load_smem_if(true, at, T{});
 }
 
-// How a thread gets the elements of its tiles, and with kScoresOnLoad their scores, by Scoring. Sequence is that of the
-// block's groups.
+// How a thread gets the elements of its tiles or, with kScoresOnLoad, their scores (by Scoring). Sequence has the
+// groups of the block.
 template <class C, class Sequence, class Scoring>
 struct StagedLoad {
   typedef StagedTile<C> Tile;
@@ -247,16 +249,16 @@ struct StagedLoad {
   struct Stream {
     const Sequence& sequence;
     const uint32_t smem;
-    TxBarrier* const arrivals;  // of groups that are copied as a whole, one for each stage
-    uint32_t turn;              // groups that have begun
-    int stage;                  // where the current group is
-    uint32_t first[2];          // its first element of each operand
+    TxBarrier* const arrivals;  // of groups that are copied by bulk copies, one for each stage
+    uint32_t turn;              // how many groups have begun
+    int stage;                  // the stage that holds the current group
+    uint32_t first[2];          // the address of the group's first element of each operand
     __device__ Stream(const Sequence& sequence)
         : sequence(sequence), smem(dynamic_smem_address()), arrivals(make_barriers()), turn(0), stage(1), first{} {
       if (is_double_buffered()) copy_in(blockIdx.x, 0);
     }
     __device__ ~Stream() { wait_until_results_are_read(); }
-    // Waits for a group. All threads are done with the one before.
+    // Waits for a group. All threads have finished the group before it.
     __device__ void begin(int64_t group) {
       const bool has_next = is_double_buffered();
       if (has_next && !is_bulk()) AsyncCopy::wait<0>();
@@ -278,7 +280,7 @@ struct StagedLoad {
         first[1] =
             operand(stage, kStagedSecond) + GroupSpan<const In>(sequence.from.second, tiles, kStagedSecond, group).skip;
     }
-    // Where an operand of a group is in a stage.
+    // The address of an operand of a group in a stage.
     __device__ uint32_t operand(int stage, int which) const {
       return smem + (stage * C::kOperands + which) * sequence.tiles.span_bytes;
     }
@@ -304,8 +306,8 @@ struct StagedLoad {
       if (!is_bulk()) return AsyncCopy::commit();
       if (threadIdx.x == 0) arrivals[to].expect_tx(bytes);
     }
-    // Returns how many bytes of an operand come in bulk. A vector that belongs to the group in part is copied whole
-    // where the rest belongs to the tensor.
+    // Returns how many bytes of an operand arrive by bulk copies. A vector that belongs to the group only in part is
+    // copied whole if the rest of it belongs to the tensor.
     template <class T>
     __device__ int copy_span(const T* tensor, StagedOperand which, int64_t group, int to) const {
       const GroupSpan<const T> span(tensor, sequence.tiles, which, group);
@@ -336,7 +338,7 @@ struct StagedLoad {
   const Tile& tile;
   const Scoring scoring;
   OperandFragments<C, kVecs> fragment;
-  OperandFragments<C, kStageVecs> stage;  // none arrive apart
+  OperandFragments<C, kStageVecs> stage;  // only a placeholder: all vectors arrive together
 
   __device__ StagedLoad(Stream& stream, const Sequence& sequence, const Tile& tile, int64_t)
       : stream(stream), sequence(sequence), tile(tile), scoring(sequence.from, tile) {
@@ -360,7 +362,7 @@ struct StagedLoad {
   }
   __device__ void prefetch_next() const {}
 
-  // The results take the places of the first operand, unless they have a place of their own.
+  // The results replace the first operand, unless they have their own place in shared memory.
   template <class F>
   __device__ void store(Out* out, F result) {
     const Tiles& tiles = sequence.tiles;
@@ -399,7 +401,7 @@ struct StagedLoad {
   }
 
  private:
-  // Writes the results of a group, which has gaps, an element a lane.
+  // Stores the results of a group that has gaps in memory, one element per lane.
   __device__ void store_with_gaps(Out* out, uint32_t smem) const {
     const Tiles& tiles = sequence.tiles;
     const int gap = tiles.staged[kStagedResult].gap, n = (int)tiles.n;
@@ -412,10 +414,10 @@ struct StagedLoad {
           load_smem_element<Out>(smem + i * (int)sizeof(Out) + slice * gap);
     }
   }
-  // Calls f(i, p, at, access) for pair p of elements of each vector i, which are of type T, and exist and are one word
-  // as `access` says. The first one is at `at`, and the next vector `step` bytes further. By the plans of ColumnPlanner
-  // all but kSpare vectors of a thread exist. Where vectors are whole there is code for each way in which pairs are
-  // words: a predicate for each access would take longer.
+  // Calls f(i, p, at, access) for pair p of the elements of each vector i, which are of type T. `access` says which
+  // elements exist and whether the pair is one word. The first pair is at `at`, and the next vector `step` bytes
+  // further on. By the plans of ColumnPlanner all but kSpare vectors of a thread exist. If vectors are whole, each
+  // pattern of pairs that are words has its own code: a predicate for each access would take longer.
   template <class T, class F>
   __device__ void for_each_pair(uint32_t at, int step, F f) const {
     constexpr bool kWords = is_half2<C, T>;
@@ -442,7 +444,8 @@ struct StagedLoad {
     else
       all(false, true, true);
   }
-  // An element that does not exist is neutral. No load waits for a branch.
+  // Loads the elements of all vectors; those that do not exist become neutral. There is no branch that a load waits
+  // for.
   template <class T>
   __device__ void load(ColumnFragment<C, T, kVecs>& to, StagedOperand which) const {
     const int step = tile.template step_bytes<T>(which);

@@ -1,19 +1,19 @@
-// column_tile.cuh: tiles of columns. The elements of a column are apart in memory, and columns lie side by side. A
-// thread has vectors of V columns, at a fixed distance from each other, so that it computes V states. The states of the
-// threads that share a column are reduced through shared memory, then over the blocks of a cluster.
+// column_tile.cuh: tiles of columns, and which of a tile's vectors a thread has. The elements of a column are not
+// adjacent in memory; columns lie side by side. A thread has vectors of V adjacent columns, at a fixed stride along the
+// columns, and so computes V states. The states of the threads that share a column are reduced through shared memory,
+// and then over the blocks of a cluster. There are four kinds of tiles:
 //
-//   tile     `threads_x` threads side by side, `threads_y` of them along the columns
-//   slab     a span of memory that holds all of some columns, whose number need not be one of whole vectors. Threads
-//            take vectors one after another, in turns of a whole number of lines of the slab, so that a thread's
-//            columns are always the same
+//   tile     `threads_x` threads side by side, and `threads_y` along the columns
+//   slab     a span of memory with all elements of some columns, whose lines need not be whole vectors. Threads take
+//            vectors in turns, each of which is a whole number of lines, so that a thread always has the same columns
 //   strided  any strides, element by element
-//   shifted  a tile whose lines begin at different elements of a vector. All lines of a thread begin at the same one,
-//   so
-//            that its columns are always the same. A vector at the edge has columns of the neighbouring tile too
+//   shifted  a tile whose lines begin at different elements of a vector. All lines of one thread begin at the same
+//   element
+//            of a vector, so that it always has the same columns. A vector at an edge also has columns of the next tile
 //
-// With kPrefetchesTile a block copies the full vectors of its next tile to shared memory while it works on this one.
-// With kUsesSmemVecs it copies those of this tile that registers do not hold. With kGrid the blocks with one blockIdx.y
-// share columns, by messages through global memory, in a cooperative launch.
+// With kPrefetchesTile a block copies the full vectors of its next tile to shared memory while it computes this one.
+// With kUsesSmemVecs it copies vectors of this tile that do not fit into registers. With kGrid the launch is
+// cooperative, and blocks with the same blockIdx.y share columns: they exchange messages through global memory.
 #pragma once
 
 #include "cluster.cuh"
@@ -21,15 +21,15 @@
 #include "division.cuh"
 #include "vector_access.cuh"
 
-// How many blocks should fit a multiprocessor, if a thread needs so many registers for its elements. Without this bound
-// the compiler takes up to twice as many registers as they need.
+// How many blocks should fit on a multiprocessor if the elements of a thread take `registers` registers. Without this
+// bound the compiler uses up to twice as many registers as needed.
 template <class C>
 __device__ constexpr int min_blocks(int registers) {
   const int fit = 65536 / (C::kBlockThreads * (registers + 34));
   return fit < 1 ? 1 : fit * C::kBlockThreads > 2048 ? 2048 / C::kBlockThreads : fit;
 }
 
-// How many blocks share columns, and the rank of this one.
+// How many blocks share columns, and this block's rank among them.
 template <class C>
 __device__ inline int sharing_blocks() {
   return C::kGrid ? gridDim.x : C::kClusterSize;
@@ -39,7 +39,7 @@ __device__ inline int sharing_rank() {
   return C::kGrid ? blockIdx.x : C::kClusterSize == 1 ? 0 : cluster_rank();
 }
 
-// Adds to `at` where element `index` of some dims lies in each of the tensors.
+// Adds to `at` the offset of element number `index` of the dims `dims`, in each tensor.
 template <int Tensors>
 __device__ inline void add_offsets(const TileDims& dims, int64_t index, int64_t* at) {
 #pragma unroll 1
@@ -50,8 +50,8 @@ __device__ inline void add_offsets(const TileDims& dims, int64_t index, int64_t*
   }
 }
 
-// A thread's part of a tile: vectors number 0, 1, ... of those that the sharing blocks take in turns. They are at
-// `at`, `at + tiles.vec_strides`, ... in each tensor.
+// A thread's part of a tile. The blocks that share a tile take its lines in turns; vector q of the thread is at at[t] +
+// q * tiles.vec_strides[t] in tensor t.
 template <class C, int Tensors>
 struct ThreadTile {
   static constexpr int V = C::kVecSize;
@@ -60,16 +60,16 @@ struct ThreadTile {
   int64_t at[Tensors];
   int col;                 // the thread's first column in the tile
   int line;                // tile, strided: the thread's number along a column
-  int before;              // slab: the elements of its first vector that come before it
+  int before;              // slab: the elements of its first vector that come before the slab
   int first, full, count;  // vectors [first, full) may be loaded whole, and none exists from `count` on
-  int hidden;              // vectors before this one are not looked at (kSkipsHidden)
-  unsigned in_tile;        // shifted: a bit for each column of its vectors, whether it is in the tile
-  int64_t rest;            // tile: columns from the thread's first on. slab: the position of its first element
+  int hidden;              // vectors before this one are skipped (kSkipsHidden)
+  unsigned in_tile;        // shifted: a bit for each column of its vectors that is in the tile
+  int64_t rest;            // tile: columns from the thread's first one on. slab: the position of its first element
   int64_t slice;           // tile, slab: its index of the outer dims
   int64_t first_col;       // tile, strided: the tile's first column
-  int64_t origin;          // tile, slab: where the columns begin in the second tensor
+  int64_t origin;          // tile, slab: the offset of the columns in the second tensor
 
-  // `misalignment`: the elements of a vector that come before the first tensor.
+  // `misalignment`: how many elements of an aligned vector come before the first tensor.
   __device__ ThreadTile(const Tiles& tiles, int64_t tile, int rank, uint64_t misalignment)
       : tiles(tiles), at{}, before(0), first(0), full(0), count(0), hidden(0) {
     const unsigned thread = threadIdx.x, threads_x = tiles.threads_x;
@@ -91,7 +91,7 @@ struct ThreadTile {
       if (works) full = vecs_before(begin, tiles.full), count = vecs_before(begin, tiles.existing);
       unroll<Tensors>([&](int t) { at[t] += begin; });
     } else if constexpr (C::kShifted) {
-      // The vectors at the edges, which may be in the tile in part, are the last threads', so that few warps have any.
+      // Vectors at the edges may be in the tile only in part. The last threads get them, so that few warps diverge.
       const int inside = threads_x - 2, edge = (int)thread - inside * tiles.threads_y;
       const int at_edge = edge >= 0;
       if (at_edge) line = edge / 2;
@@ -121,9 +121,9 @@ struct ThreadTile {
       }
     }
   }
-  // Forgets the vectors outside of [begin, end).
+  // Drops the vectors outside of [begin, end).
   __device__ void keep(int begin, int end) { hidden = begin, full = min(full, end), count = min(count, end); }
-  // Whether vectors may be loaded whole.
+  // Whether vectors can be loaded whole.
   __device__ bool is_full(int q) const { return are_full(q, 1); }
   __device__ bool are_full(int q, int count) const {
     return q + count <= full && (!kMayBeginBefore || q >= first) && (!C::kSkipsHidden || q >= hidden);
@@ -132,7 +132,7 @@ struct ThreadTile {
   __device__ bool is_stored_whole(int q) const {
     return C::kShifted ? in_tile == (1u << V) - 1 && q < count : is_full(q);
   }
-  // Whether element v of vector q exists. (For a vector that is not full.)
+  // Whether element v of vector q exists. Only used for a vector that is not full.
   __device__ bool has_element(int q, int v) const {
     if (q >= count || (C::kSkipsHidden && q < hidden)) return false;
     if constexpr (C::kSlab) {
@@ -156,20 +156,20 @@ struct ThreadTile {
   __device__ bool has_column(int column) const {
     return first_col + column < tiles.inner && (!C::kShifted || is_inside(column, tiles.tile_cols));
   }
-  // The thread's first column in its slice, which may be another tile's (shifted). It is 0 where there is none.
+  // The thread's first column in its slice, 0 if the thread has none. For shifted it may be in another tile.
   __device__ int64_t slice_column() const {
     const int64_t column = first_col + col;
     return C::kShifted || column < tiles.inner ? column : 0;
   }
-  // How many columns, of all slices, come before the slice; before a column of the tile.
+  // The number of columns, in all slices, before this slice; or before a column of the tile.
   __device__ int64_t columns_before() const { return C::kStrided ? 0 : slice * tiles.inner; }
   __device__ int64_t columns_before(int column) const { return columns_before() + first_col + column; }
-  // Whether all columns of the thread's vectors exist; whether one does.
+  // Whether all columns of the thread's vectors exist; whether column v does.
   __device__ bool is_whole() const {
     return C::kShifted ? in_tile == (1u << V) - 1 : C::kAligned || C::kStrided || rest >= V;
   }
   __device__ bool has_own(int v) const { return C::kShifted ? in_tile >> v & 1 : is_whole() || v < rest; }
-  // Where the result of one of the tile's columns is, which has one element.
+  // The offset of one of the tile's columns in a result with one element per column.
   __device__ int64_t column_offset(int column) const {
     int64_t at[2] = {0, origin + (first_col + column) * tiles.steps[1]};
     if constexpr (C::kStrided) at[1] = 0, add_offsets<2>(tiles.outer, first_col + column, at);
@@ -178,7 +178,7 @@ struct ThreadTile {
   __device__ int next_col(int col) const { return !C::kSlab || col + 1 < tiles.tile_cols ? col + 1 : 0; }
 
  private:
-  // A slab may begin within a vector, which then begins before it.
+  // A slab may begin within a vector. Then the thread's first vector begins before the slab.
   __device__ int vecs_before(int begin, VecCount end) const {
     int all = end.all + (begin < end.rest);
     if constexpr (C::kSlab && !C::kAligned) all += begin + tiles.vec_strides[0] < end.rest;

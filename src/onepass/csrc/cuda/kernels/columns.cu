@@ -1,10 +1,11 @@
-// columns.cu: columns whose tiles are kept in the registers of a block, or of the blocks of a cluster or the grid. Each
-// element is read once and written once, or read twice where nothing is kept.
+// columns.cu: the kernel of columns, forward and backward. A tile of columns stays on chip, in a block or in the blocks
+// of a cluster or of the grid, so that each element is read once and written once. If it does not fit, elements are
+// read twice.
 //
 //   load -> each thread reduces its columns -> block -> cluster or grid -> epilogue -> store
 //
-// An operation (column_softmax.cuh, column_grad.cuh) says what a thread reduces its elements to and what results are. A
-// way to load (column_load.cuh) says where the elements stay meanwhile.
+// An operation (column_softmax.cuh, column_grad.cuh) says what a thread reduces its elements to, and what the results
+// are. A way to load (column_load.cuh) says where the elements are kept meanwhile.
 #include "column_grad.cuh"
 #include "column_softmax.cuh"
 #include "config.cuh"

@@ -1,5 +1,5 @@
-// merge_states.cu: the states of rows from those of their parts, merged in order, and the numbers that results are made
-// of. A thread takes a row.
+// merge_states.cu: merges the states of parts of rows to the states of the rows, in the order of the parts, and
+// computes the numbers that results need. A thread merges one row.
 #include "config.cuh"
 #include "loss.cuh"
 

@@ -1,25 +1,26 @@
-// scored_pointwise.cu: the gradient of the logsumexp of scores, dx = g exp(score - lse) times the score's derivative.
-// Nothing is reduced. So a line is the elements along the dim in which those of x lie side by side, reduced or not.
-// `line_threads` threads take a line, kVecs vectors each. In is the type of x.
+// scored_pointwise.cu: the gradient of the logsumexp of scores, dx = g exp(score - lse) times the derivative of the
+// score. There is no reduction, so a line is not a row: it is the elements along the dim whose elements of x are
+// adjacent in memory, whether that dim is reduced or not. `line_threads` threads compute a line, kVecs vectors each. In
+// is the type of x.
 #include "config.cuh"
 
 typedef BackwardConfig C;
 typedef C::Acc A;
 constexpr int V = C::kVecSize, kVecs = C::kVecs;
 
-// Scores are made of x as it is.
+// Scores are computed from x without rounding it to another type.
 struct Exact : C {
   typedef C::In Out;
 };
 
-// Where the vectors of a thread are.
+// Where the vectors of a thread are in each tensor.
 struct LinePlace {
   const ScoreMap& map;
   const RowOffsets<C> at;
   const ScoreWindow<C> window;
 
   __device__ LinePlace(const ScoreMap& map, int64_t line) : map(map), at(map, line), window(map, at.distance, map.n) {}
-  // Loads the vectors that begin at these elements of the line, but those that are outside of the window.
+  // Loads the vectors that begin at the elements `first` of the line. Vectors outside of the window are zeros.
   template <BesideAccess Access, class T, int Count>
   __device__ void load(BesideVector<C, T> (&to)[Count], MapTensor t, const int (&first)[kVecs]) const {
     const int n = (int)map.n;
@@ -34,7 +35,7 @@ struct LinePlace {
   }
 };
 
-// What has one element per row: of a line, one, or one for each element.
+// A tensor with one value per row. A line has one value of it, or one for each of its elements.
 template <bool Exists>
 struct OfRows {
   static constexpr bool kIsOne = !C::has(kScoreRowsInLine);
