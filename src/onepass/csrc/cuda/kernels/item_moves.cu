@@ -1,7 +1,8 @@
-// item_moves.cu: items of a few bytes from memory to another order, or back. An item alone takes the time of a sector
-// of memory. So all go by two passes, between which they lie in buckets: a bucket has the items of kMoveChunk places of
-// the order, as they came from one chunk of memory after another. Each pass has a chunk, or a bucket, in shared memory,
-// and reads and writes memory in runs (the scatter of a radix sort: Merrill and Grimshaw, 2011).
+// item_moves.cu: moves items of a few bytes from memory into another order, or back. A single item takes as long to
+// move as a whole sector of memory. So all items are moved in two passes, and lie in buckets in between. There is one
+// bucket for each chunk of kMoveChunk places of the order. Within a bucket, items are sorted by the chunk of memory
+// that they come from. Each pass has a chunk of memory, or a bucket, in shared memory, and reads and writes global
+// memory in runs (as the scatter of a radix sort does: Merrill and Grimshaw, 2011).
 //
 //   memory -- chunk by chunk, by `local` and `places` --> buckets -- bucket by bucket, by `local` --> order
 #include "async_copy.cuh"

@@ -1,29 +1,34 @@
-// segment_map.cuh: where the rows of a problem of segments lie, and how they are cut into tiles, as the host tells the
-// kernel. core/segment_problem.h has the definitions. Both sides include it, so it has no CUDA.
+// segment_map.cuh: SegmentMap, which tells kernels where the rows of a problem of segments are, and how they are cut
+// into tiles. The host fills it in. Both sides include this file, so it has no CUDA.
+//
+// A segment is a row of unequal length: a run of items, or, with an order, of items that a permutation points to. An
+// item has one element for each place of the inner dims; kernels call these places heads. core/segment_problem.h has
+// the definitions.
 #pragma once
 
 #include "column_params.cuh"
 
-// What a kernel of segments is compiled for.
+// The parts of a problem. A kernel of segments is compiled for a set of them.
 enum SegmentPart : unsigned {
-  kSegments = 1,  // always
+  kSegments = 1,  // always set
   kSegmentOrder = 2,
   kSegmentBias = 4,
-  kSegmentSingle = 8,      // there are no inner dims, and items are one behind the other in all tensors
-  kSegmentInvariant = 16,  // a warp takes a row, whose bits depend on it alone
-  kSegmentLong = 32,       // the kernel of the rows that fit no tile
+  kSegmentSingle = 8,      // there are no inner dims, and items are contiguous in all tensors
+  kSegmentInvariant = 16,  // a warp computes a row, whose bits depend on that row alone
+  kSegmentLong = 32,       // the kernel of the rows that do not fit into a tile
   kSegmentOffsets = 64,    // the kernel that finds offsets
   kSegmentMoves = 128,     // the kernel that moves items
 };
 
-constexpr int kSegmentDims = 6;  // inner dims that do not merge
+constexpr int kSegmentDims = 6;  // inner dims that cannot be merged
 
-// The kernel of longer rows, by sweeps (H200, 2026-11-29): blocks of a multiprocessor, threads of a block, and the
-// bytes that a block has of an item's heads, at most. With heads large pieces pay, as each has a message for each head.
+// The kernel of longer rows, tuned by sweeps (H200, 2026-11-29): blocks per multiprocessor, threads of a block, and the
+// most bytes that a block has of the heads of an item. With heads, large pieces are faster, because each piece sends a
+// message for each head.
 constexpr int long_blocks(bool has_heads) { return has_heads ? 2 : 4; }
 constexpr int kSegmentLongThreads = 256, kSegmentHeadBytes = 64;
 
-// A row that is longer than those of tiles, and its pieces' place among those of the rows of its section of the list.
+// A row that does not fit into a tile. `before`: how many pieces the rows before it in its section of the list have.
 struct LongRow {
   long long segment, begin, count;  // items
   int before, unused;
@@ -32,50 +37,51 @@ struct LongSection {
   int rows, pieces;
 };
 
-// How the elements of a tile lie in a tensor.
+// How the elements of a tile lie in the memory of a tensor.
 enum SegmentAccess : int {
-  kSegmentElements,  // one by one
-  kSegmentVectors,   // those of an item are vectors of 16 bytes
-  kSegmentFlat,      // all are one behind the other
+  kSegmentElements,  // elements are copied one by one
+  kSegmentVectors,   // the elements of an item are vectors of 16 bytes
+  kSegmentFlat,      // all elements are contiguous
 };
 
-// The tensors. The first three have a number for each item: forward x, bias and y; backward y, grad and dx, of
-// logsumexp x, bias and dx. The others have one for each row: forward the result of a reduction, backward y and grad of
-// logsumexp.
+// The tensors. The first three have a number for each item: x, bias and y in the forward; y, grad and dx in the
+// backward; x, bias and dx in the backward of logsumexp. The other two have a number for each row: the result of a
+// reduction in the forward; y and grad in the backward of logsumexp.
 enum SegmentTensor { kItemFirst, kItemSecond, kItemResult, kRowFirst, kRowSecond, kSegmentTensors };
 
 struct SegmentMap {
   const void* data[kSegmentTensors];
   long long steps[kSegmentTensors];  // from item to item, or from segment to segment
-  int dims;                          // the inner ones, the last one fastest
+  int dims;                          // the inner dims, the last one fastest
   long long sizes[kSegmentDims], strides[kSegmentTensors][kSegmentDims];
-  long long plane;  // of a state
+  long long plane;  // from one plane of a state to the other
 
   long long items, segments;
   const void *offsets, *order;
   int has_wide_indices;
 
-  // The inner dims have `columns` places, which are cut into chunks. Of a chunk a warp has 1 << head_lanes_log2 lanes
-  // beside each other, and a lane has a vector of places. All other lanes have neighbouring items.
+  // The inner dims have `columns` places (heads), which are cut into chunks. In a warp, 1 << head_lanes_log2
+  // neighbouring lanes take a chunk's places, a vector of places each. The other lanes of the warp take neighbouring
+  // items.
   long long columns;
   int chunks, head_lanes_log2;
-  // Of a tile `group_warps` warps have the same heads.
+  // `group_warps` warps of a tile have the same heads.
   int group_warps;
-  // A tile of rows has `pitch` places of each item, and lies in two buffers of shared memory, each with the second
-  // tensor behind the first. `chunk_blocks` blocks take the chunks of the rows that begin in `range_items` items.
+  // A tile of rows has `pitch` places of each item. Shared memory has two buffers for tiles; in each, the second tensor
+  // follows the first. `chunk_blocks` blocks share the chunks of the rows that begin within `range_items` items.
   int pitch, chunk_blocks, access[kSegmentTensors], buffer_bytes, first_bytes;
-  int padded_log2;  // of the elements between which memory is left free
+  int padded_log2;  // the log2 of the number of elements after which padding follows
   FastDivisor by_pitch;
   long long range_items;
-  // Rows of up to `short_items` items are in tiles of rows. The blocks of a range list the others in a section of
-  // `long_rows`, with room for `section_rows` and one behind them, and say in `section_counts` how many there are. Both
-  // are null where there can be none.
+  // Rows of up to `short_items` items are in tiles of rows. The blocks of a range write the longer rows to a section of
+  // the list `long_rows`. A section has room for `section_rows` rows and one more entry. `section_counts` has the
+  // number of rows in each section. Both pointers are null if no row can be longer.
   int short_items, sections, section_rows;
   void *section_counts, *long_rows;
-  // Those are cut into pieces of up to `piece_items` items; there are no more than `most_pieces`. A piece lies in some
-  // of the `turns` of vectors of all threads that a ring in shared memory has. The blocks of a row that has up to
-  // `most_waiting` pieces wait for each other's states, which are in `messages`; all others are finished when all
-  // states are there. `steps_run`: 1 to compute, 2 to finish, 3 for both.
+  // The longer rows are cut into pieces of up to `piece_items` items, at most `most_pieces` pieces in all. Shared
+  // memory has a ring of `turns`; a turn is one vector of each thread, and a piece takes some turns. If a row has up to
+  // `most_waiting` pieces, its blocks wait for each other's states, which are in `messages`. Rows of more pieces are
+  // finished in a second step, when all states exist. `steps_run`: 1 to compute, 2 to finish, 3 for both.
   long long piece_items;
   int most_pieces, turns, most_waiting, steps_run;
   void* messages;
@@ -83,7 +89,7 @@ struct SegmentMap {
   float factor_f32;
 };
 
-// A sorted index, which has the segment of each item, and the offsets that are found from it.
+// A sorted index, which has the segment of each item, and the offsets of the segments, which are computed from it.
 struct SortedIndex {
   const void* index;
   void* offsets;
@@ -91,9 +97,10 @@ struct SortedIndex {
   int has_wide_index, has_wide_offsets;
 };
 
-// A pass of items from memory to an order, or back. In shared memory item i of a chunk, in the order in which they lie
-// in buckets, is item local[i] of the chunk as it lies in memory; it is the item `places[i]` of all buckets. From
-// buckets to the order items keep to their bucket: there are no places.
+// One of two passes that move items from memory into an order, or back. Between the passes items lie in buckets, one
+// for each chunk of the order. A pass holds a chunk of memory, or a bucket, in shared memory. Of memory's chunk, the
+// item number i in the order of buckets is item local[i] in memory; its place among the items of all buckets is
+// places[i]. Between buckets and the order, items stay within their bucket, so `places` is null.
 constexpr int kMoveChunk = 24576, kMoveThreads = 1024;
 struct MoveMap {
   const void* from;

@@ -1,25 +1,26 @@
-// segment_offsets.cu: where segments begin, from a sorted index, which is read once. A warp takes a span of rounds, of
-// some neighbouring items for each lane. It looks at the last item of each round, and then at all items of those rounds
-// in which a segment begins. An index that is not sorted gives offsets without meaning.
+// segment_offsets.cu: the offsets at which segments begin, from a sorted index, which is read once. A warp takes a span
+// of several rounds. In a round, each lane has kItems consecutive items. The warp looks at the last item of each round,
+// and reads all items only of the rounds in which a segment begins. If the index is not sorted, the offsets are
+// meaningless.
 #include "segment_map.cuh"
 #include "types.cuh"
 
 constexpr unsigned kAll = 0xffffffffu;
-constexpr int kItems = 4, kRound = 32 * kItems;  // items of a lane, of a round
+constexpr int kItems = 4, kRound = 32 * kItems;  // items of a lane, and of a round
 constexpr int kRounds = 8, kSpan = kRounds * kRound;
 
-// A number of the index as a segment; the one behind the last where there is no such segment.
+// A number of the index as a segment. If no such segment exists, it is the number of segments.
 template <class Index>
 __device__ inline int as_segment(const SortedIndex& of, Index index) {
   return (unsigned long long)(long long)index < (unsigned long long)of.segments ? (int)index : (int)of.segments;
 }
-// The segment of an item. Before the first item lies segment -1, behind the last one the segment behind the last.
+// The segment of an item. Before the first item it is -1, and behind the last item the number of segments.
 template <class Index>
 __device__ inline int segment_of(const SortedIndex& of, int64_t item) {
   if (item < 0) return -1;
   return item < of.items ? as_segment(of, ((const Index*)of.index)[item]) : (int)of.segments;
 }
-// Those of neighbouring items.
+// The segments of kItems consecutive items.
 template <class Index>
 __device__ inline void load_segments(const SortedIndex& of, int64_t item, int (&segments)[kItems]) {
   const Index* const from = (const Index*)of.index + item;
@@ -39,13 +40,13 @@ __device__ inline void store_offset(const SortedIndex& of, int segment, int64_t 
   else
     ((int*)of.offsets)[segment] = (int)item;
 }
-// The segments behind `before` up to `last` begin at the lane's item.
+// The segments after `before`, up to `last`, begin at the lane's item.
 __device__ inline void begin_segments(const SortedIndex& of, int before, int last, int64_t item) {
   const bool has_many = last - before > 32;
 #pragma unroll 1
   for (int segment = before + 1; !has_many && segment <= last; ++segment) store_offset(of, segment, item);
 #pragma unroll 1
-  for (uint32_t lanes = __ballot_sync(kAll, has_many); lanes; lanes &= lanes - 1) {  // all lanes take those of one
+  for (uint32_t lanes = __ballot_sync(kAll, has_many); lanes; lanes &= lanes - 1) {  // all lanes store for one lane
     const int from = __ffs(lanes) - 1, end = __shfl_sync(kAll, last, from);
     const int64_t at = __shfl_sync(kAll, item, from);
 #pragma unroll 1
@@ -53,7 +54,8 @@ __device__ inline void begin_segments(const SortedIndex& of, int before, int las
       store_offset(of, segment, at);
   }
 }
-// Those that begin in a round, of which the lane has the items from `item` on; `before` is that of the item before it.
+// Stores the offsets of the segments that begin in a round. The lane has the items from `item` on, and `before` is the
+// segment of the item before the round.
 __device__ inline void store_offsets(const SortedIndex& of, const int (&segments)[kItems], int before, int64_t item) {
   const int neighbour = __shfl_up_sync(kAll, segments[kItems - 1], 1), first = threadIdx.x % 32 ? neighbour : before;
   const auto before_item = [&](int i) { return i ? segments[i - 1] : first; };
@@ -77,7 +79,7 @@ __device__ inline void find_offsets(const SortedIndex& of) {
     const int64_t first = span * kSpan;
     const int before_round = segment_of<Index>(of, first + min(lane, kRounds) * kRound - 1);
     const bool is_one = before_round == __shfl_down_sync(kAll, before_round, 1);
-    const uint32_t rounds = ~__ballot_sync(kAll, is_one);  // in which a segment begins
+    const uint32_t rounds = ~__ballot_sync(kAll, is_one);  // a bit for each round in which a segment begins
 #pragma unroll 1
     for (int r = 0; r < kRounds; ++r) {
       const int before = __shfl_sync(kAll, before_round, r);

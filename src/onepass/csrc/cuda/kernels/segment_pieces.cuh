@@ -1,33 +1,33 @@
-// segment_pieces.cuh: pieces of the rows that fit no tile, and how the threads of a block read and write them. The next
-// pieces are copied to shared memory while one is computed.
+// segment_pieces.cuh: pieces of the rows that do not fit into a tile, and how the threads of a block read and write
+// them. The next pieces are copied to shared memory while one is computed.
 #pragma once
 
 #include "async_copy.cuh"
 #include "segment_types.cuh"
 #include "segments.cuh"
 
-constexpr int H = C::kSingle ? 1 : V;  // heads of a thread; without heads a vector has neighbouring items
+constexpr int H = C::kSingle ? 1 : V;  // heads of a thread; without heads a vector has V neighbouring items of one row
 constexpr int kThreads = C::kRowsPerBlock, kWarps = kThreads / 32;
-constexpr int kAtOnce = 2;  // vectors that a thread loads at a time
+constexpr int kAtOnce = 2;  // vectors that a thread loads together
 
-// A piece of a row. Its vectors are dealt to the threads in turns. Without heads the first and the last one may be the
-// row's in part.
+// A piece of a row. Its vectors go to the threads in turns. Without heads, the first and the last vector may belong to
+// the row only in part.
 struct Piece {
-  int64_t segment, begin;            // the row, and the item that the first vector begins with
-  int low, high;                     // without heads: of the elements of the vectors, those that belong to the row
-  int first_whole, last_whole;       // the row's alone are the vectors from the first to before the last one
-  int vectors, turns;                // how many there are; of all threads
-  int number, first_number, of_row;  // the piece, the first one of the row, and how many the row has
+  int64_t segment, begin;            // the row, and the item with which the first vector begins
+  int low, high;                     // without heads: which elements of the vectors belong to the row
+  int first_whole, last_whole;       // vectors with elements of the row only: from the first to before the last
+  int vectors, turns;                // how many vectors there are, and how many turns of all threads
+  int number, first_number, of_row;  // the piece, the first piece of the row, and how many pieces the row has
 
   __device__ bool is_deferred(const SegmentMap& map) const { return of_row > map.most_waiting; }
 };
 
-// The heads of a thread, and where they are in the tensors.
+// The heads of a thread, and their offsets in the tensors.
 struct Lane {
   const SegmentMap& map;
-  const int lanes_log2, lanes, chunk;  // threads with the heads of an item; the chunk of heads of the block
-  const int head;                      // the thread's first one, in the chunk
-  bool is_there;                       // whether there are such heads
+  const int lanes_log2, lanes, chunk;  // threads that share the heads of an item; the block's chunk of heads
+  const int head;                      // the thread's first head, in the chunk
+  bool is_there;                       // whether these heads exist
   int64_t places[C::kItemTensors + C::kRowTensors];
 
   __device__ explicit Lane(const SegmentMap& map)
@@ -53,7 +53,8 @@ struct Lane {
     if constexpr (C::kSingle) return data + item;
     return data + (C::kOrder ? index_at(map, map.order, item) : item) * map.steps[tensor] + places[line];
   }
-  // Without heads: the elements before a vector of 16 bytes, and whether vectors of the first tensor are vectors too.
+  // Without heads: the elements between a boundary of 16 bytes and the item; and whether another tensor has aligned
+  // vectors where the first tensor has them.
   __device__ int misalignment(int64_t item) const {
     return (int)(((uint64_t)map.data[kItemFirst] / sizeof(In) + (uint64_t)item) % V);
   }
@@ -61,7 +62,7 @@ struct Lane {
   __device__ bool is_aligned(int tensor) const {
     return !C::kSingle || ((uint64_t)map.data[tensor] / sizeof(T) - misalignment(0)) % V == 0;
   }
-  // The number of a row for head `v`.
+  // The address of the row's number for head `v`.
   template <class T>
   __device__ T* at_row(int line, int64_t segment, int v) const {
     const int64_t head_step = H == 1 || map.dims == 0 ? 0 : map.strides[kRowFirst + line][map.dims - 1];
@@ -70,12 +71,12 @@ struct Lane {
   }
 };
 
-// Where the thread's vectors of a piece are in a tensor.
+// The addresses of the thread's vectors of a piece in a tensor.
 template <class T>
 struct Walk {
   const Lane& lane;
-  const int tensor, line, items;  // from a turn to the next
-  const int64_t item, step;       // of the first turn; elements from a turn to the next
+  const int tensor, line, items;  // items: from a turn to the next
+  const int64_t item, step;       // the item of the first turn; elements from a turn to the next
   T* first;
 
   __device__ Walk(const Lane& lane, const Piece& piece, int tensor, int line)
@@ -87,15 +88,15 @@ struct Walk {
         step(C::kSingle ? items : items * lane.map.steps[tensor]) {
     if constexpr (!C::kOrder) first = lane.at_item<T>(tensor, line, item);
   }
-  // `turn` is that of a few, and `i` one of them.
+  // The vector of turn `turn + i`.
   __device__ T* at(int turn, int i) const {
     if constexpr (C::kOrder) return lane.at_item<T>(tensor, line, item + (turn + i) * items);
     return first + turn * step + i * step;
   }
 };
 
-// The vectors of the pieces that are there or on their way, in a ring in shared memory. A thread reads only what it has
-// copied itself, so no barrier guards them.
+// A ring in shared memory for the vectors of pieces that have arrived or are being copied. A thread reads only what it
+// has copied itself, so no barrier is needed.
 struct Ring {
   const SegmentMap& map;
   const Lane lane;
@@ -107,7 +108,7 @@ struct Ring {
     return map.turns * kTurnBytes<In> + (int)threadIdx.x * (int)(sizeof(Vector<Second, V>) - sizeof(Vector<In, V>));
   }
   __device__ int bytes() const { return map.turns * (kTurnBytes<In> + C::kHasSecond * kTurnBytes<Second>); }
-  // Where the thread's vectors of a piece lie that has turns from `turn` on.
+  // The address of the thread's vectors of a piece whose turns begin at `turn`.
   __device__ uint32_t first_at(int turn) const { return memory + turn * kTurnBytes<In>; }
   __device__ uint32_t second_at(int turn) const { return memory + second() + turn * kTurnBytes<Second>; }
 
@@ -117,8 +118,8 @@ struct Ring {
     if constexpr (C::kHasSecond) copy<Second>(piece, kItemSecond, 1, second_at(turn));
     AsyncCopy::commit();
   }
-  // Calls f(turn, i, first vector, second vector, belongs) for the thread's vectors of a piece: belongs(v) says whether
-  // an element is the row's.
+  // Calls f(turn, i, first vector, second vector, belongs) for the thread's vectors of a piece. belongs(v) says whether
+  // element v belongs to the row.
   template <class F>
   __device__ void for_vectors(const Piece& piece, int turn, F f) const {
     const uint32_t first = first_at(turn), second = second_at(turn);
@@ -132,7 +133,7 @@ struct Ring {
       unroll<count.value>([&](int i) { f(turn, i, one[i], two[i], belongs); });
     });
   }
-  // Puts numbers in the place of a vector of the first tensor, of the same size.
+  // Replaces a vector of the first tensor by numbers of the same size.
   __device__ void put(int turn, const Vector<A, V>& values) const {
     if constexpr (sizeof(A) == sizeof(In)) store_smem(first_at(turn), values);
   }
@@ -156,8 +157,8 @@ struct Ring {
     }
   };
 
-  // Calls f(count, turn, belongs) for `count` turns at a time. The vectors of a warp may be the row's in part in the
-  // first turn and in the last one.
+  // Calls f(count, turn, belongs) for all turns, `count` at a time. Only in the first and the last turn may a vector of
+  // a warp belong to the row in part.
   template <class F>
   __device__ void for_turns(const Piece& piece, F f) const {
     if (!lane.is_there) return;
@@ -192,7 +193,7 @@ struct Ring {
       unroll<count.value>([&](int i) {
         const uint32_t to = at + (turn + i) * kTurnBytes<T>;
         if (!C::kSingle && !belongs(0)) return;
-        // A vector that is the row's in part is copied whole if all of it belongs to the tensor.
+        // A vector that belongs to the row only in part is copied whole if all of it belongs to the tensor.
         bool is_whole = is_same<decltype(belongs), All> || !C::kSingle;
         if (!is_whole) {
           const int element = ((turn + i) * kThreads + (int)threadIdx.x) * V;

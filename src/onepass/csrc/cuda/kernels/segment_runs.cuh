@@ -1,25 +1,27 @@
-// segment_runs.cuh: the rows of a tile as runs of items. Each thread has a strip: K items one behind the other, of V
-// heads. A run may begin and end within any strip. Runs are reduced within strips, then over the lanes of a warp, then
-// over the warps that have the same heads. K, V and the numbers' type are those of the parameter C.
+// segment_runs.cuh: reductions of the rows of a tile, as runs of items. Each thread has a strip: K consecutive items,
+// with V heads. A row is a run of items, which may begin and end within any strip. Runs are reduced within strips, then
+// over the lanes of a warp, then over the warps that have the same heads. K, V and the type of the numbers come from
+// the parameter C.
 #pragma once
 
 #include "warp_reduce.cuh"
 
 template <class C>
-constexpr int kMostHeadLanes = C::kSingle ? 1 : 16 / C::kVecSize;  // beside each other in a warp
+constexpr int kMostHeadLanes = C::kSingle ? 1 : 16 / C::kVecSize;  // lanes of a warp with different heads of one item
 
-// What warps tell each other of their runs: the one that is open at the end of the warp, the first one as far as it is
-// in the warp, and whether a row begins in the warp.
+// What warps tell each other about their runs: the part of the run that is still open at the end of the warp, the part
+// of the first run that is in the warp, and whether a row begins in the warp.
 template <class C>
 struct Exchange {
   static constexpr int kWarps = C::kRowsPerBlock / 32;
   Vector<typename C::A, C::kVecSize> open[kWarps][kMostHeadLanes<C>], first[kWarps][kMostHeadLanes<C>];
   bool has_begin[kWarps];
 };
-constexpr int kQuads = 16;  // of bits
+constexpr int kQuads = 16;  // entries of a table that is indexed by four bits
 
-// The runs of a strip. `begins` has a bit for each item that a row begins with. `goes_on` has for each four bits four
-// numbers: 1 where an item is in the run of the item before it, else 0.
+// The runs of a strip. `begins` has a bit for each item, which is set if a row begins there. `goes_on` is a table with
+// an entry for each value of four such bits, of four numbers: 1 if the item is in the run of the item before it, else
+// 0.
 template <class C>
 struct Runs {
   typedef typename C::A A;
@@ -27,10 +29,10 @@ struct Runs {
   typedef Vector<A, V> Values;
 
   const unsigned begins;
-  const uint32_t quads;  // where they are in shared memory
+  const uint32_t quads;  // the address of the table in shared memory
   const int head_lanes, lane, warp, group_warps;
-  int start;      // the last lane up to this one that a row begins in, or the first one that has the same heads
-  int next;       // the next lane that a row begins in, or -1
+  int start;      // the last lane up to this one in which a row begins, or the first lane with these heads
+  int next;       // the next lane in which a row begins, or -1
   bool is_inner;  // whether a row begins in a lane before this one
 
   static_assert(K % 4 == 0, "bits are looked up by four");
@@ -54,7 +56,7 @@ struct Runs {
   }
   __device__ bool has(int k) const { return begins >> k & 1; }
 
-  // Puts the total of the run that an item is in in the place of the item's value. All threads take part.
+  // Replaces the value of each item by the total of the item's run. All threads take part.
   template <class Op>
   __device__ void reduce(Values (&values)[K], Exchange<C>& exchange, Op op) const {
     Values first, last, before, total;
@@ -63,10 +65,10 @@ struct Runs {
     accumulate(values, before, op);
     spread(values, total);
   }
-  // The same for sums. A product with 0 or 1 takes the place of a choice: it is one operation with the addition, and
-  // needs no predicate. Strips with numbers that are not finite choose, unless `kAreFinite`. `kGrows`: whether no
-  // number is negative, so that a run's total is its maximum. Gives whether `is_right` of all threads; if not, the
-  // values are not changed, and numbers that are not finite do no harm.
+  // The same for sums. Each value is multiplied by 0 or 1 instead of being selected: the product is fused with the
+  // addition, and needs no predicate. Unless `kAreFinite`, strips with numbers that are not finite select. `kGrows`: no
+  // number is negative, so the total of a run is the maximum of its partial sums. Returns whether `is_right` holds in
+  // all threads. If it does not, the values are not changed, and numbers that are not finite do no harm.
   template <bool kGrows, bool kAreFinite>
   __device__ bool add(Values (&values)[K], Exchange<C>& exchange, bool is_right = true) const {
     GoesOn goes_on(quads, begins);
@@ -76,7 +78,7 @@ struct Runs {
       const int k = K - 1 - i, at = k ? k - 1 : 0;
       unroll<V>([&](int v) { first.at[v] = first.at[v] * goes_on.at(k) + (k ? values[at].at[v] : A(0)); });
     });
-    // What is not finite has gone through all products, from either end.
+    // A number that is not finite has spread through all products, from either end.
     A check = 0;
     if (!kAreFinite) {
       unroll<V>([&](int v) { check += (first.at[v] + last.at[v]) * A(0); });
@@ -84,13 +86,13 @@ struct Runs {
     }
     if (!across(first, last, before, total, exchange, Sum(), is_right)) return false;
     if (!kAreFinite) unroll<V>([&](int v) { check += (before.at[v] + total.at[v]) * A(0); });
-    // Sums of either sign may overflow where their total does not.
+    // Sums of numbers of either sign may overflow although their total does not.
     if (!kGrows || check != 0) {
       accumulate(values, before, Sum());
       spread(values, total);
       return true;
     }
-    goes_on = GoesOn(quads, begins);  // again, so that no registers hold them meanwhile
+    goes_on = GoesOn(quads, begins);  // looked up again, so that no registers hold them meanwhile
     unroll<K>([&](int k) {
       unroll<V>([&](int v) { before.at[v] = values[k].at[v] = before.at[v] * goes_on.at(k) + values[k].at[v]; });
     });
@@ -107,14 +109,14 @@ struct Runs {
   }
 
  private:
-  // 1 where an item is in the run of the item before it, else 0. Where threads have one of several heads, registers are
-  // scarce: they hold four numbers at a time.
+  // 1 if an item is in the run of the item before it, else 0. If threads have one of several heads, registers are
+  // scarce, and hold only four of these numbers at a time.
   struct GoesOn {
     static constexpr int kKept = C::kSingle || V > 1 ? K / 4 : 1;
     uint32_t quads;
     unsigned begins;
     Vector<A, 4> kept[kKept];
-    int first = -1;  // of the quads that are kept
+    int first = -1;  // the entry that is kept
 
     __device__ GoesOn(uint32_t quads, unsigned begins) : quads(quads), begins(begins) {
       if (kKept > 1) unroll<kKept>([&](int i) { kept[i] = look_up(i); });
@@ -150,7 +152,7 @@ struct Runs {
       if (is_first) first = last;
     });
   }
-  // What each run has up to an item, `before` included.
+  // The partial sums of each run up to each item. `before` is the part of the first run that precedes the strip.
   template <class Op>
   __device__ void accumulate(Values (&values)[K], Values before, Op op) const {
     unroll<K>([&](int k) {
@@ -158,7 +160,7 @@ struct Runs {
       before = values[k];
     });
   }
-  // From that the totals; `total` is that of the last run.
+  // Replaces the partial sums by the totals. `total` is that of the last run.
   __device__ void spread(Values (&values)[K], Values total) const {
     unroll<K>([&](int i) {
       const int k = K - 1 - i;
@@ -166,8 +168,8 @@ struct Runs {
       values[k] = total;
     });
   }
-  // From the first and the last run of the strip: what the first one has before the strip, and the total of the last.
-  // Gives whether `is_right` of all threads.
+  // From the first and the last run of the strip: the part of the first run that precedes the strip, and the total of
+  // the last run. Returns whether `is_right` holds in all threads.
   template <class Op>
   __device__ bool across(Values first, const Values& last, Values& before, Values& total, Exchange<C>& exchange, Op op,
                          bool is_right = true) const {
@@ -181,7 +183,7 @@ struct Runs {
     unroll<V>([&](int v) { before.at[v] = __shfl_up_sync(0xffffffffu, all.at[v], head_lanes & 31); });
     if (lane < head_lanes) before = all_of(Op::template identity<A>());
     first = both(before, first, op);
-    Values there;  // the total of the run that ends in the next lane with a begin
+    Values there;  // the total of the run that ends in the next lane in which a row begins
     unroll<V>([&](int v) { there.at[v] = __shfl_sync(0xffffffffu, first.at[v], next & 31); });
     // Over the warps that have the same heads.
     if (group_warps == 1) {

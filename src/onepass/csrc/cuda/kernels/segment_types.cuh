@@ -1,4 +1,4 @@
-// segment_types.cuh: what a kernel of segments calls its parameters.
+// segment_types.cuh: short names for the parameters of a kernel of segments.
 #pragma once
 
 #include "config.cuh"
@@ -8,6 +8,6 @@ typedef C::A A;
 typedef C::In In;
 typedef C::Out Out;
 typedef C::Second Second;
-typedef State<A> RowState;  // backward: l is the sum
+typedef State<A> RowState;  // in the backward l is the sum
 
 constexpr int V = C::kVecSize;  // elements of a vector

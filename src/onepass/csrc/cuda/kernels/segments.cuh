@@ -1,4 +1,5 @@
-// segments.cuh: what rows of unequal length are computed by, however threads take them.
+// segments.cuh: the arithmetic of rows of unequal length, which all kernels of segments share: scores, results,
+// gradients, and the search for the segment of an item.
 #pragma once
 
 #include "division.cuh"
@@ -25,14 +26,14 @@ __device__ inline typename C::A score_of(const SegmentMap& map, typename C::In x
   return s;
 }
 
-// What a gradient sums over a row.
+// The term that an element adds to the sum of a gradient.
 template <class C, class A>
 __device__ inline A term_of(A y, A grad) {
   if constexpr (C::kSums) return C::Policy::Grad::template sum_term<false>(y, grad);
   return y;
 }
 
-// What becomes of an element of a row, whose state or numbers are known.
+// Computes the result of an element of a row from the row's state or, for logsumexp's gradient, from its numbers.
 template <class C>
 struct Finish {
   typedef typename C::A A;
@@ -53,15 +54,16 @@ struct Finish {
       return epilogue(value);
     return value;
   }
-  // From exp(value - m), where results are made of that.
+  // From exp(value - m), if results are computed from that.
   __device__ A from_exp(A exp) const {
     if constexpr (C::ElementEpilogue::kTakesExp) return epilogue.from_exp(exp);
     return exp;
   }
 };
 
-// Whether rows whose scores are all small do without their maxima: no exponential of theirs overflows or vanishes, and
-// quotients and sums of exponentials are as accurate as with a maximum. A difference of logarithms is not.
+// Whether a row whose scores are all small can be reduced without its maximum. No exponential of such a row overflows
+// or vanishes, and quotients and sums of exponentials are as accurate as with a maximum. Differences of logarithms are
+// not.
 template <class C>
 constexpr bool kMayHaveNoMaxima =
     !C::kIsBackward && sizeof(typename C::A) == 4 && !is_same<typename C::Epilogue, StateEpilogue<typename C::Out>> &&
@@ -72,15 +74,15 @@ __device__ inline float larger_or_nan(float a, float b) {
   asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
   return a;
 }
-// exp(v) for small v of either sign, where results have the type Out.
+// exp(v) for small v of either sign, if results have the type Out.
 template <class Out>
 __device__ inline float exp_of_small(float v) {
   const float t = v * kLog2e, e = exp2_(t);
-  return sizeof(Out) == 2 ? e : fmaf(e, fmaf(t, -0.693147181f, v), e);  // what the product is off by
+  return sizeof(Out) == 2 ? e : fmaf(e, fmaf(t, -0.693147181f, v), e);  // corrected by the product's rounding error
 }
 
-// The first segments that begin at some items or after them. All lanes of a warp look for all of them at the same time;
-// offsets that fall give some segment.
+// For each of the items `items`, finds the first segment that begins at or after it. All lanes of a warp search for all
+// items together. If offsets are not sorted, it finds some segment.
 template <int Count>
 __device__ inline void find_segments(const SegmentMap& map, const int64_t (&items)[Count], int64_t (&found)[Count]) {
   const int lane = threadIdx.x % 32;

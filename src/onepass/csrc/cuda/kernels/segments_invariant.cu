@@ -1,5 +1,6 @@
-// segments_invariant.cu: rows of unequal length in the batch-invariant mode. A warp takes a row, each lane the same
-// items of it whatever comes before them, so that the bits of a row depend on the row alone. Elements are read again.
+// segments_invariant.cu: rows of unequal length in the batch-invariant mode. A warp computes a row. Each lane has the
+// same items of the row whatever precedes the row, so that the bits of a row depend on that row alone. Elements are
+// read again for each step.
 #include "segment_types.cuh"
 #include "segments.cuh"
 
@@ -22,7 +23,7 @@ struct Row {
     const int64_t place = map.order ? index_at(map, map.order, item) : item;
     return place * map.steps[tensor] + places[tensor];
   }
-  // The score of an item; of a gradient the result, and its gradient.
+  // The score of an item, or for a gradient the forward's result; second() is the gradient of that result.
   __device__ A first(int64_t item) const {
     const In raw = ((const In*)map.data[kItemFirst])[at(kItemFirst, item)];
     if constexpr (C::kSums) return to_acc(raw);

@@ -1,16 +1,17 @@
-// segments_long.cu: rows of unequal length that fit no tile of segments_tiled.cu, whose blocks have listed them. A row
-// is cut into pieces that fit shared memory. Pieces have numbers over all rows; a block takes every so many-th of them,
-// and copies the next ones while it computes one. So an element is read once. The blocks of a row that has several
-// pieces send each other the pieces' states through global memory.
+// segments_long.cu: the rows of unequal length that do not fit into a tile of segments_tiled.cu, whose blocks have
+// listed them. A row is cut into pieces that fit into shared memory. Pieces are numbered over all rows. A block
+// computes every n-th piece, where n is the number of blocks, and copies the next ones meanwhile. So each element is
+// read once. The blocks of a row that has several pieces send each other the states of the pieces through global
+// memory.
 #include "grid_sync.cuh"
 #include "segment_pieces.cuh"
 
 constexpr int kMostHeads = C::kSingle ? 1 : kSegmentHeadBytes / (int)sizeof(In);  // of a block
-constexpr int kMessages = 4;                                                      // that a thread reads at a time
-constexpr int kMostAhead = 6;  // pieces that are copied ahead; AsyncCopy counts so far
+constexpr int kMessages = 4;                                                      // that a thread reads together
+constexpr int kMostAhead = 6;  // pieces that are copied ahead; AsyncCopy counts up to this
 static_assert(kMostAhead <= kWarps, "pieces are found before those that are left are forgotten");
 
-// Of rows whose scores are small: whether exponentials take the place of elements, and whether they are powers of 2.
+// For rows with small scores: whether exponentials replace the elements, and whether they are computed as powers of 2.
 constexpr bool kStoresExp = kMayHaveNoMaxima<C> && !C::kReduces && sizeof(In) == sizeof(A);
 constexpr bool kTakesExp2 = kMayHaveNoMaxima<C> && sizeof(Out) == 2 && !C::has(kSegmentBias);
 
@@ -18,7 +19,7 @@ typedef Vector<A, H> Values;
 typedef GridMessage<C> Message;
 
 struct Shared {
-  Piece pieces[2 * kWarps];  // the next ones of this block
+  Piece pieces[2 * kWarps];  // the next pieces of this block
   int64_t sums[kWarps];
   A of_warps[2][kWarps][kMostHeads];
   RowState states[kMostHeads];
@@ -36,7 +37,7 @@ __device__ inline void send(Message& message, State<float> state) { message.writ
 __device__ inline void send(Message& message, State<double> state) {
   message.write(state.m, Compensated<double>{state.l, 0}, 1);
 }
-// Whether the message is there.
+// Whether the message has arrived.
 __device__ inline bool receive(const Message& message, State<float>* state) {
   return message.read(&state->m, &state->l, 1);
 }
@@ -47,7 +48,7 @@ __device__ inline bool receive(const Message& message, State<double>* state) {
   return is_there;
 }
 
-// The states of a thread's heads.
+// The states of a thread's heads, for one row.
 struct States {
   Values m, l;
 
@@ -71,11 +72,11 @@ struct Pieces {
   const SegmentMap& map;
   Shared& shared;
   const Ring ring;
-  int* const before;         // for each section, the pieces of those before it
-  int total, turn = 0;       // pieces of all rows; the buffer of a reduction
-  bool has_several = false;  // whether a row has several
+  int* const before;         // for each section, how many pieces the sections before it have
+  int total, turn = 0;       // pieces of all rows; the buffer of the last reduction
+  bool has_several = false;  // whether any row has several pieces
   bool awaits_barrier = false;
-  int known = -1;  // the first piece of the row whose states are there
+  int known = -1;  // the first piece of the row whose states are in shared.states
   GridBarrier barrier;
 
   __device__ Pieces(const SegmentMap& map, Shared& shared)
@@ -88,7 +89,7 @@ struct Pieces {
   __device__ Message& message(int number, int head) const {
     return ((Message*)map.messages)[((int64_t)number * map.chunks + ring.lane.chunk) * ring.lane.heads() + head];
   }
-  // Clears the messages of the block's pieces. Nobody reads any before all blocks have done so.
+  // Clears the messages of the block's pieces. No block reads a message before all blocks have done this.
   __device__ void clear_messages() {
     if (threadIdx.x == 0) barrier.init();
     for (int i = threadIdx.x; i < own() * ring.lane.heads(); i += kThreads)
@@ -97,8 +98,8 @@ struct Pieces {
     if (threadIdx.x == 0) barrier.arrive(blockIdx.x, gridDim.x);
     awaits_barrier = true;
   }
-  // Computes the pieces of the block, or with `is_second` finishes those of the rows that were deferred. Returns
-  // whether there are such rows.
+  // Computes the pieces of the block or, with `is_second`, finishes the pieces of deferred rows. Returns whether there
+  // are deferred rows.
   __device__ bool run(bool is_second) {
     const int count = own();
     int found = 0, ahead = 0;                // pieces
@@ -109,7 +110,7 @@ struct Pieces {
 #pragma unroll 1
       while (ahead < count && ahead - now < kMostAhead) {
         if (ahead == found) {
-          __syncthreads();  // others have read the pieces before
+          __syncthreads();  // all threads have read the earlier pieces
           find(first_number() + (found + (int)threadIdx.x / 32) * step(), found, is_second);
           found += kWarps;
           __syncthreads();
@@ -133,11 +134,12 @@ struct Pieces {
   }
 
  private:
-  // A piece lies in one part of the ring; turns at the end that are too few for it stay free.
+  // How many turns a piece takes. It is contiguous in the ring: if it does not fit before the end, the turns there are
+  // skipped, and count too.
   __device__ int turns_taken(int turn, const Piece& piece) const {
     return piece.turns + (turn + piece.turns > map.turns ? map.turns - turn : 0);
   }
-  // Counts the pieces of the sections before each one.
+  // Counts for each section the pieces of all sections before it.
   __device__ void count() {
     const int warp = threadIdx.x / 32, each = (map.sections + kThreads - 1) / kThreads;
     const int first = min((int)threadIdx.x * each, map.sections), last = min(first + each, map.sections);
@@ -164,7 +166,8 @@ struct Pieces {
     __syncthreads();
     total = before[map.sections];
   }
-  // Finds the block's pieces from `at` on, one by each warp: that of this warp has the number `number`.
+  // Finds the block's next pieces, beginning with its piece number `at`: one per warp. `number` is that of this warp's
+  // piece.
   __device__ void find(int number, int at, bool is_second) const {
     const int thread = threadIdx.x % 32;
     if (number >= total) return;
@@ -178,7 +181,7 @@ struct Pieces {
     }
     const LongRow* row = (const LongRow*)map.long_rows + (int64_t)section * (map.section_rows + 1);
     const int in_section = number - before[section];
-    // A row of nothing is behind the last one, and has the number of all pieces.
+    // The entry behind the last row has the number of all pieces of the section.
     for (unsigned is_behind = 0;; row += 32) {
       is_behind = __ballot_sync(0xffffffffu, row[thread].before > in_section);
       if (!is_behind) continue;
@@ -199,7 +202,7 @@ struct Pieces {
     piece.low = from ? 0 : shift, piece.high = (int)min(shift + row->count - from * V, (int64_t)count * V);
     piece.first_whole = C::kSingle && piece.low > 0;
     piece.last_whole = C::kSingle ? piece.high / V : count << ring.lane.lanes_log2;
-    // Where offsets are wrong there may be more pieces than messages.
+    // If offsets are wrong, there may be more pieces than messages.
     if (piece.first_number + piece.of_row > map.most_pieces) piece.of_row = 1;
     piece.vectors = count << ring.lane.lanes_log2;
     piece.turns = (piece.vectors + kThreads - 1) / kThreads;
@@ -214,12 +217,12 @@ struct Pieces {
       if (piece.of_row > 1) {
         if (!is_second && threadIdx.x < ring.lane.lanes)
           unroll<H>([&](int h) { send(message(piece.number, ring.lane.head + h), states.of(h)); });
-        // A row has one result: the block of the last piece makes it.
+        // A row of a reduction has one result. The block of the last piece stores it.
         if (is_second != piece.is_deferred(map) ||
             (C::kReduces && piece.number != piece.first_number + piece.of_row - 1))
           return;
         states = await(piece);
-        bool has_maxima = false;  // of other pieces
+        bool has_maxima = false;  // whether another piece has a maximum that is not 0
         unroll<H>([&](int h) { has_maxima |= states.m.at[h] != 0; });
         if (is_small && has_maxima) restore(piece, turn), is_small = false;
       }
@@ -231,20 +234,20 @@ struct Pieces {
     else
       finish<false>(piece, turn, states);
   }
-  // Copies a piece again in whose place exponentials are.
+  // Copies a piece again if exponentials have replaced its elements.
   __device__ void restore(const Piece& piece, int turn) const {
     if constexpr (kStoresExp) ring.copy(piece, turn), AsyncCopy::wait<0>();
   }
   __device__ A score(const Vector<In, V>& x, const Vector<Second, V>& bias, int v) const {
     return score_of<C>(map, x.at[v], bias.at[v]);
   }
-  // A score, for half results times log2(e), and the exponential of one that is small.
+  // The score, for half results times log2(e); and the exponential of a small score, from that.
   __device__ A exponent(const Vector<In, V>& x, const Vector<Second, V>& bias, int v) const {
     if constexpr (!kTakesExp2) return score(x, bias, v);
     return to_acc(x.at[v]) * (map.factor_f32 * kLog2e);
   }
   static __device__ float exp_of(float exponent) { return kTakesExp2 ? exp2_(exponent) : exp_of_small<Out>(exponent); }
-  // Finds the states of a piece. Returns whether its scores are all small; then the maxima are 0.
+  // Computes the states of a piece. Returns whether its scores are all small; the maxima are then 0.
   __device__ bool reduce(const Piece& piece, int turn, States& states) {
     const auto add = [&](auto term) {
       if constexpr (C::kSingle)
@@ -292,8 +295,8 @@ struct Pieces {
     states.l = over_block(states.l, Sum());
     return false;
   }
-  // Over the threads that have the same heads. The two buffers take turns, so that nobody writes what others still
-  // read. `all`: whether the same holds for all threads.
+  // Reduces over the threads that have the same heads. The two buffers are used alternately, so that no thread
+  // overwrites what another still reads. `all`: becomes whether it holds in all threads.
   template <class Op>
   __device__ Values over_block(Values values, Op op, bool* all = nullptr) {
     unroll<H>([&](int h) {
@@ -313,7 +316,7 @@ struct Pieces {
     });
     return values;
   }
-  // The states of a row of several pieces, when all of their messages are there.
+  // The states of a row of several pieces. Waits until all of its messages have arrived.
   __device__ States await(const Piece& piece) {
     if (awaits_barrier && threadIdx.x == 0) barrier.wait();
     awaits_barrier = false;
@@ -354,7 +357,7 @@ struct Pieces {
   template <bool kIsSmall>
   __device__ void finish(const Piece& piece, int turn, const States& states) const {
     Finish<C> finish[H];
-    A factors[H];  // where scores are small
+    A factors[H];  // only if scores are small
     unroll<H>([&](int h) {
       if constexpr (kIsSmall) {
         factors[h] = reciprocal((float)states.l.at[h]);

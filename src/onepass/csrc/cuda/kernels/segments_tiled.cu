@@ -1,14 +1,15 @@
-// segments_tiled.cu: short rows of unequal length. A block takes neighbouring rows, as many as fit a tile in shared
-// memory, while the next tile is on its way. A thread has a strip of the tile: some items one behind the other, of some
-// heads. So all threads have as many items, whatever rows they belong to: a row is a run of items (segment_runs.cuh).
+// segments_tiled.cu: short rows of unequal length. A block takes a tile of neighbouring rows, as many as fit into its
+// part of shared memory, while the next tile is being copied. Each thread has a strip of the tile: K consecutive items,
+// of V heads. So all threads have equally many items, whichever rows these belong to. A row is a run of items
+// (segment_runs.cuh).
 #include "async_copy.cuh"
 #include "segment_list.cuh"
 #include "segment_runs.cuh"
 #include "segment_types.cuh"
 #include "segments.cuh"
 
-// V heads of a thread are neighbouring places of the inner dims.
-constexpr int K = C::kVecs;  // items of a strip
+// The V heads of a thread are neighbouring places of the inner dims.
+constexpr int K = C::kVecs;  // items in a strip
 constexpr int kThreads = C::kRowsPerBlock, kWarps = kThreads / 32;
 
 typedef Vector<A, V> Values;
@@ -17,28 +18,28 @@ struct Tile {
   int64_t segment, rows;  // the first row, and how many there are
   int64_t begin;          // the first item
   int items;
-  int shift;  // elements between 16 bytes' boundary and the first item, in shared memory as in the first tensor
-  int chunk;  // of the heads
+  int shift;  // elements between a boundary of 16 bytes and the first item, in shared memory as in the first tensor
+  int chunk;  // the chunk of heads
 };
 
-// Rounds of rows, one for each thread, whose offsets may be copied ahead: as shared memory has room. A tile of heads
-// has few rows.
+// How many rounds of offsets, one row per thread each, may be copied ahead, limited by shared memory. A tile with heads
+// has few rows, so none are.
 constexpr int kRounds = !C::kSingle ? 0 : (C::kHasSecond && sizeof(In) > 2 ? 128 : 512) / kThreads;
 
 struct Shared {
-  unsigned begins[2][kThreads + 1];  // of two tiles: for each strip a bit for each item that a row begins with
-  // Of two tiles: where rows begin and end.
+  unsigned begins[2][kThreads + 1];  // of two tiles: for each strip, a bit for each item with which a row begins
+  // Of two tiles: the begin and end of each row.
   Vector<int64_t, 2> offsets[2][kRounds ? kRounds : 1][kRounds ? kThreads : 1];
-  Exchange<C> exchanges[2];      // they take turns
-  Vector<A, 4> goes_on[kQuads];  // see Runs
+  Exchange<C> exchanges[2];      // used alternately
+  Vector<A, 4> goes_on[kQuads];  // the table of Runs
 };
 
-// Where an element of a tile is in shared memory. Some bytes lie between the elements of neighbouring strips, so that
-// those of the lanes of a warp are in different banks.
+// The offset of a tile's element in shared memory. There are padding bytes between the elements of neighbouring strips,
+// so that the lanes of a warp access different banks.
 constexpr int kPadBytes = C::kSingle ? 16 : 32;
 constexpr int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 __device__ inline int padded_log2(const SegmentMap& map) { return C::kSingle ? log2_of(K) : map.padded_log2; }
-// `memory`: where the tile begins in dynamic shared memory.
+// `memory`: the offset of the tile in dynamic shared memory.
 template <class T>
 __device__ inline int offset_in_tile(const SegmentMap& map, int memory, int element) {
   return memory + element * (int)sizeof(T) + (element >> padded_log2(map)) * kPadBytes;
@@ -48,11 +49,11 @@ __device__ inline T* in_tile(const SegmentMap& map, int memory, int element) {
   return (T*)(dynamic_smem + offset_in_tile<T>(map, memory, element));
 }
 
-// What a thread has of the tile.
+// A thread's part of the tile.
 struct Strip {
   const SegmentMap& map;
   const int head_lanes, number;  // the number of the strip in the tile
-  const int head;                // the first of its heads; an idle lane has that of another one
+  const int head;                // its first head; an idle lane has the head of another lane
   const bool is_idle;
 
   __device__ explicit Strip(const SegmentMap& map)
@@ -101,7 +102,7 @@ struct BlockTiles {
   const SegmentMap& map;
   Shared& shared;
   const Strip strip;
-  const int first_chunk, chunk_step, pitch, capacity;  // chunks of heads that the block takes; heads of a tile; items
+  const int first_chunk, chunk_step, pitch, capacity;  // chunks of heads of the block; heads and items of a tile
 
   __device__ BlockTiles(const SegmentMap& map, Shared& shared)
       : map(map),
@@ -115,19 +116,19 @@ struct BlockTiles {
     Runs<C>::fill(shared.goes_on);
     __syncthreads();
   }
-  // Where the elements of a tile are in shared memory.
+  // The offsets of the elements of a tile's two tensors in shared memory.
   __device__ int first(int buffer) const { return buffer * map.buffer_bytes; }
   __device__ int second(int buffer) const { return first(buffer) + map.first_bytes; }
-  // Two numbers of each row, at the item that the row begins with. The second one of a result takes the place of
-  // scores, which have been read, where it has their size.
+  // Two numbers of each row, stored at the item with which the row begins. In a reduction, the second number replaces
+  // the scores, which have been read by then, if it has their size.
   __device__ A* numbers(int which, int buffer) const {
     const int each = capacity * pitch * (int)sizeof(A);
     if (kNumbersInPlace && which) return (A*)(dynamic_smem + first(buffer));
     return (A*)(dynamic_smem + 2 * map.buffer_bytes + which * each);
   }
-  // Forgets where rows begin.
+  // Clears the bits of the rows' first items.
   __device__ void clear(int buffer) const { shared.begins[buffer][threadIdx.x] = 0; }
-  // Where a place of the inner dims is in a tensor.
+  // The offset of a place of the inner dims in a tensor.
   __device__ int64_t place_of(int tensor, int64_t column) const {
     if (C::kSingle || map.dims == 0) return 0;
     if (map.dims == 1) return column * map.strides[tensor][0];
@@ -140,7 +141,7 @@ struct BlockTiles {
     }
     return place;
   }
-  // Whether the tile is one more chunk of heads of the same rows; it becomes that.
+  // If the rows of the tile have another chunk of heads for this block, moves the tile to that chunk and returns true.
   __device__ bool moves_on(Tile& tile) const {
     if (C::kSingle || tile.chunk + chunk_step >= map.chunks) return false;
     tile.chunk += chunk_step;
@@ -155,7 +156,7 @@ struct BlockTiles {
     if (map.has_wide_indices) return {wide.at[0], wide.at[1]};
     return {(int)wide.at[0], (int)(wide.at[0] >> 32)};
   }
-  // Begins to copy the offsets of rows from `segment` to before `last`, in so many rounds.
+  // Begins to copy the offsets of the rows from `segment` to before `last`, up to `rounds` rounds of them.
   __device__ void fetch_offsets(int64_t segment, int64_t last, int buffer, int rounds) const {
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
@@ -171,14 +172,15 @@ struct BlockTiles {
       });
     }
   }
-  // The next tile of rows from `segment`, whose first item is `begin`, to before `last`. Both move behind it. Rows that
-  // do not fit are passed over, and listed. The thread's offsets have been copied for `rounds`, which becomes what is
-  // worth copying for the tile to come. Threads have waited for each other at least once.
+  // Finds the next tile of rows, from `segment`, whose first item is `begin`, to before `last`, and moves both behind
+  // the tile. Rows that do not fit into any tile are skipped and listed. `rounds`: how many rounds of the thread's
+  // offsets have been copied; it is set to how many are worth copying for the next tile. All threads pass at least one
+  // barrier.
   __device__ Tile find(int64_t& segment, int64_t& begin, int64_t last, int buffer, int& rounds,
                        LongRowList& passed_over) {
     unsigned* const begins = shared.begins[buffer];
     const auto begins_at = [&](unsigned item) { atomicOr(&begins[item / K], 1u << item % K); };
-    int copied = rounds;  // rounds of the rows to come whose offsets are there
+    int copied = rounds;  // rounds of offsets that are in shared memory
     Tile tile = {};
     if (segment >= last) __syncthreads();
     while (segment < last) {
@@ -194,7 +196,7 @@ struct BlockTiles {
                              : Bounds{offset_of(map, segment + threadIdx.x), offset_of(map, segment + threadIdx.x + 1)};
           const uint64_t from = bounds.from - begin, to = bounds.to - begin;
           const unsigned at = (unsigned)from, end = (unsigned)to;
-          // Where a row does not fit, none behind it does.
+          // If a row does not fit, no row after it does.
           fits = (from | to) >> 32 == 0 && end <= room && at <= end;
           if (fits && at < end) begins_at(at + begin_at);
         }
@@ -224,7 +226,7 @@ struct BlockTiles {
     copy<In>(tile, kItemFirst, first(buffer));
     if constexpr (C::kHasSecond) copy<Second>(tile, kItemSecond, second(buffer));
   }
-  // Stores the results of a tile, which are in shared memory in the place of the first tensor.
+  // Stores the results of a tile. In shared memory they have replaced the first tensor.
   __device__ void store(const Tile& tile, int buffer) const {
     constexpr int kEach = 16 / sizeof(Out);
     const int memory = first(buffer);
@@ -235,7 +237,7 @@ struct BlockTiles {
         if (element >= tile.shift && element + kEach <= end)
           store_vector(at, *(const Vector<Out, kEach>*)(dynamic_smem + offset));
       });
-      // The vectors that belong to the tile in part.
+      // The vectors that belong to the tile only in part.
       const auto store_one = [&](int at) {
         if (at >= tile.shift && at < end) to[at] = *in_tile<Out>(map, memory, at);
       };
@@ -256,7 +258,8 @@ struct BlockTiles {
     const uint32_t at = (uint32_t)((uint64_t)map.data[kItemFirst] / sizeof(In)) + (uint32_t)begin * pitch;
     return (int)(at % kEach);
   }
-  // Whether the tile lies in vectors of 16 bytes that are vectors of the tile, or whether the heads of an item do.
+  // Whether the vectors of 16 bytes in memory are vectors of the tile too; or whether the heads of an item are such
+  // vectors.
   template <class T>
   __device__ bool is_flat(const Tile& tile, int tensor) const {
     const uint32_t at = (uint32_t)((uint64_t)map.data[tensor] / sizeof(T)) + (uint32_t)tile.begin * pitch - tile.shift;
@@ -266,7 +269,7 @@ struct BlockTiles {
     return !C::kSingle && map.access[tensor] == kSegmentVectors && tile.shift == 0;
   }
   // Calls f(offset in shared memory, address at `data`, element) for the vectors of 16 bytes of a tile that ends at
-  // `end`, and maybe for some behind it.
+  // `end`, and possibly for a few vectors beyond it.
   template <class T, class F>
   __device__ void for_vectors(int memory, T* data, int end, F f) const {
     constexpr int kEach = 16 / sizeof(T), kMost = V * K / kEach ? V * K / kEach : 1, kTurn = kThreads * kEach;
@@ -279,7 +282,7 @@ struct BlockTiles {
     for (int j = kMost; first + j * kTurn < end; ++j)
       f(own + j * turn_bytes, data + first + j * kTurn, first + j * kTurn);
   }
-  // Calls f(address, element) for each `kEach` heads of the items of a tile.
+  // Calls f(address, element) for every `kEach` heads of the items of a tile.
   template <class T, int kEach, class F>
   __device__ void for_items(const Tile& tile, int tensor, F f) const {
     const int64_t first = (int64_t)tile.chunk * pitch;
@@ -304,7 +307,7 @@ struct BlockTiles {
         return for_vectors<T>(memory, from, end, [&](int offset, T* at, int element) {
           if (element < end) AsyncCopy::start<16>(smem + offset, at);
         });
-      // The vectors at the ends of the tensor.
+      // Near the ends of the tensor whole vectors might reach beyond it.
 #pragma unroll 1
       for (int i = (int)threadIdx.x; i < end; i += kThreads)
         if (i >= tile.shift) *in_tile<T>(map, memory, i) = from[i];
@@ -318,11 +321,11 @@ struct BlockTiles {
   }
 };
 
-// The result of an element from its exponential and the sum of the row's, or from its difference from the maximum.
+// The result of an element from its exponential (or its difference from the maximum) and the sum l of its row.
 template <class Epilogue>
 __device__ inline A result_of(A value, A l) {
   if constexpr (Epilogue::kTakesExp) {
-    if constexpr (sizeof(A) == 8) return value / (l + (l - l));  // of inf all are NaN
+    if constexpr (sizeof(A) == 8) return value / (l + (l - l));  // if l is inf, all results are NaN
     return value * (sizeof(Out) == 2 ? approximate_reciprocal(l) : reciprocal(l));
   } else if constexpr (!Epilogue::kOnePerRow) {
     return Epilogue(State<A>{0, l + (l - l)})(value);
@@ -330,13 +333,13 @@ __device__ inline A result_of(A value, A l) {
   return value;
 }
 
-// Whether the scores are small. None is a NaN then.
+// Whether all scores are small. Then none is a NaN.
 __device__ inline bool are_small(const Values (&scores)[K]) {
   float most = 0;
   unroll<K>([&](int k) { unroll<V>([&](int v) { most = larger_or_nan(most, fabsf((float)scores[k].at[v])); }); });
   return most <= kSmall;
 }
-// Computes the functions of a tile whose elements are in shared memory, or its gradients.
+// Computes the results, or the gradients, of a tile whose elements are in shared memory.
 __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const unsigned* begins, int buffer,
                                Shared& shared) {
   const SegmentMap& map = tiles.map;
@@ -350,7 +353,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
   const auto scale = [&] {
     if (factor != 1) for_all([&](int k, int v) { values[k].at[v] *= factor; });
   };
-  // The scores, or what a gradient is made of.
+  // Loads the scores, or the operands of a gradient.
   const auto load = [&] {
     strip.load<In>(first, shift, [&](int k, int v, In of) { values[k].at[v] = to_acc(of); });
     if constexpr (!C::kSums) scale();
@@ -363,7 +366,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       });
     }
   };
-  // What is in the tile's memory before and behind its items does not count, not even for how sums are made.
+  // Memory of the tile before and behind its items must not count, not even for how sums are computed.
   const auto clear_outside = [&](Values(&numbers)[K]) {
     const int own = at - (C::kSingle ? tile.shift : 0);
     if (own >= 0 && own + K <= tile.items) return;
@@ -376,13 +379,13 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
     for_all([&](int k, int v) { totals[k].at[v] = term_of<C>(values[k].at[v], others[k].at[v]); });
     clear_outside(totals);
     runs.add<false, false>(totals, shared.exchanges[0]);
-    if constexpr (C::kSingle) load();  // so that no registers hold them meanwhile
+    if constexpr (C::kSingle) load();  // again, so that no registers hold them meanwhile
     for_all([&](int k, int v) {
       values[k].at[v] = C::Policy::Grad::template result<Out>(values[k].at[v], others[k].at[v], totals[k].at[v]);
     });
     scale();
   } else if constexpr (C::kPointwise) {
-    // The item that the row begins with, as a number, where the numbers of the row are.
+    // Each item gets the number of its row's first item, where the numbers of the row are stored.
     for_all([&](int k, int v) { totals[k].at[v] = runs.has(k) ? A(at + k) : A(-1); });
     runs.reduce(totals, shared.exchanges[0], Max());
     for_all([&](int k, int v) {
@@ -398,7 +401,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       });
     };
     const auto itself = [](A total) { return total; };
-    // Where all scores of the tile are small, all does without maxima. Whether they are is known with the sums.
+    // If all scores of the tile are small, no maxima are needed. Whether they are is known only together with the sums.
     bool is_done = false;
     clear_outside(values);
     if constexpr (kMayHaveNoMaxima<C>) {
@@ -413,7 +416,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
       runs.reduce(totals, shared.exchanges[0], Max());
       if constexpr (C::kReduces) keep(0, itself);
       for_all([&](int k, int v) {
-        // Where the maximum is infinite an element is NaN, as all results are; a reduction has one.
+        // If the maximum is infinite, the element becomes NaN, as all results of the row; a reduction has a result.
         A& value = values[k].at[v];
         value -= C::kReduces ? finite_for_sum(totals[k].at[v]) : totals[k].at[v];
         totals[k].at[v] = exp_for_sum<Out>(value);
@@ -428,7 +431,7 @@ __device__ inline void compute(const BlockTiles& tiles, const Tile& tile, const 
     strip.store<Out>(first, shift, [&](int k, int v) { return from_acc<Out>(values[k].at[v]); });
 }
 
-// Calls f(row, column, where its numbers are, whether it has items) for the rows of a tile.
+// Calls f(row, column, index of the row's numbers, whether the row has items) for all rows of a tile.
 template <class F>
 __device__ inline void for_rows(const BlockTiles& tiles, const Tile& tile, F f) {
   const SegmentMap& map = tiles.map;
@@ -459,7 +462,7 @@ __device__ inline void store_rows(const BlockTiles& tiles, const Tile& tile, int
 constexpr int kMinWarps = sizeof(A) == 8           ? 12
                           : V > 1 || K > 16        ? 16
                           : C::kSingle || C::kSums ? 20
-                                                   : 24;  // of a multiprocessor
+                                                   : 24;  // per multiprocessor
 
 extern "C" __global__ void __launch_bounds__(kThreads, kMinWarps / kWarps > 0 ? kMinWarps / kWarps : 1)
     onepass_kernel(const __grid_constant__ SegmentMap map) {
