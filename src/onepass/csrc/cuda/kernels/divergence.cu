@@ -1,6 +1,7 @@
-// divergence.cu: the terms of rows of two tensors, and the gradients of both. Each element is read once. Several rows
-// are in a block, and threads of it share a row: neighbours do where the classes of a row lie side by side, and take
-// vectors of them; or neighbours have neighbouring rows. Blocks may take a part of the classes each.
+// divergence.cu: the terms of rows of two tensors, and the gradients of both. Each element is read once. A block has
+// several rows, and several threads share a row. If the classes of a row are adjacent in memory, neighbouring threads
+// share a row and read vectors of it. Otherwise neighbouring threads have neighbouring rows. Several blocks may share
+// rows, each with a part of the classes.
 #include "config.cuh"
 #include "divergence.cuh"
 
@@ -13,8 +14,8 @@ typedef DivergenceRowState<C> RowState;
 constexpr int V = C::kVecSize, kVecs = C::kVecs, kCount = V * kVecs;
 constexpr bool kColumns = C::has(kLossColumns);
 
-// A row, and the classes of it that a thread takes: V of them from `first` on, from first + step on, ... Vectors begin
-// at multiples of their size in memory, so that the first one may begin before the row.
+// A row, and a thread's classes of it: V classes from `first` on, V from first + step on, and so on. Vectors are
+// aligned in memory, so that the first one may begin before the row.
 struct Row {
   const DivergenceMap& map;
   int64_t row;
@@ -31,7 +32,7 @@ struct Row {
   }
   __device__ bool has(int c) const { return is_inside(c, end); }
   __device__ bool is_whole(int c) const { return c >= 0 && c + V <= end; }
-  // Whether all vectors of a thread that are on their way from c on are.
+  // Whether all vectors that a thread loads together, from class c on, are whole.
   __device__ bool are_whole(int c) const { return c >= 0 && c + (kVecs - 1) * step + V <= end; }
   __device__ Raw load(const T* from, int64_t class_step, int c) const {
     if (is_whole(c)) return Elements::load(from);
@@ -79,15 +80,15 @@ __device__ inline RowState state_of(const Row& row, const DivergenceNumbers<C>& 
   return state;
 }
 
-// Merges the states of the threads that share a row. The first of them gets the result.
+// Merges the states of the threads that share a row. The first of these threads gets the result.
 __device__ inline void reduce(RowState& state, int at, int threads, int rows) {
   __shared__ RowState shared[C::kBlockThreads];
   const int lanes = kColumns ? 1 : min(threads, 32), groups = threads / lanes;
   state.reduce_in_warp(lanes);
   if (groups == 1) return;
-  // The states of a row are `stride` apart.
+  // In `shared`, the states of a row are `stride` apart.
   const int stride = kColumns ? rows : 1, own = kColumns ? threadIdx.x : threadIdx.x / 32;
-  __syncthreads();  // those of another row have been read
+  __syncthreads();  // the states of another row have been read
   if (threadIdx.x % lanes == 0) shared[own] = state;
   __syncthreads();
   if (at) return;
@@ -142,13 +143,13 @@ __device__ inline void store_grads(const Row& row, const DivergenceNumbers<C>& n
   }
 }
 
-// Blocks that should fit a multiprocessor: 64 registers a thread.
+// How many blocks should fit on a multiprocessor: for 64 registers per thread.
 constexpr int kMinBlocks = sizeof(T) < 8 ? 1024 / C::kBlockThreads : 1;
 
 extern "C" __global__ void __launch_bounds__(C::kBlockThreads, kMinBlocks)
     onepass_kernel(const __grid_constant__ DivergenceMap map) {
   let_next_start();
-  const int rows = map.threads_x, threads = C::kBlockThreads / rows;  // of a block; of a row
+  const int rows = map.threads_x, threads = C::kBlockThreads / rows;  // rows of a block, and threads of a row
   const int own_row = kColumns ? threadIdx.x % rows : threadIdx.x / threads;
   const int at = kColumns ? threadIdx.x / rows : threadIdx.x % threads;
   const int64_t items = (map.rows + rows - 1) / rows * map.parts;

@@ -1,9 +1,10 @@
-// divergence.cuh: the terms of rows of two tensors, from states that threads merge.
+// divergence.cuh: the terms of rows of two tensors x and y, from states that threads merge. x has logits. y has logits
+// too for the KL divergence of two tensors, and otherwise a share of each class.
 #pragma once
 
 #include "loss.cuh"
 
-// Where a row is in the tensors.
+// The offsets of a row in each tensor.
 struct DivergencePlace {
   int64_t x = 0, y = 0, dx = 0, dy = 0;
 
@@ -19,7 +20,7 @@ struct DivergencePlace {
   }
 };
 
-// What an element of y is to a class: its score, or its share, from the weight of the class.
+// Converts elements of y: to a score, or to the share of a class, which depends on the weight of the class.
 template <class C>
 struct DivergenceNumbers : LossNumbers<C> {
   typedef typename C::A A;
@@ -39,18 +40,19 @@ struct DivergenceNumbers : LossNumbers<C> {
   }
 };
 
-// What is known of some of a row's classes: the maximum m of the scores s and the sum l of exp(s - m). Of the KL
-// divergence: `other_m` and `other` that are m and l of r, and the sum `apart` of exp(s - m) ((s - m) - (r - other_m)).
-// Otherwise: the sum `other` of t, and the sum `apart` of t (s - m). An infinite maximum is taken as finite_for_sum has
-// it. No number far from the maxima would do in their place: a class that is masked out by a large finite one costs no
-// digit. While classes are added, m and other_m follow the maxima only where one is higher by more than kSlack.
+// The state of some of a row's classes. m is the maximum of the scores s of x, and l the sum of exp(s - m). For the KL
+// divergence, other_m and other are m and l of the scores r of y, and apart is the sum of exp(s - m) ((s - m) - (r -
+// other_m)). Otherwise other is the sum of the shares t, and apart the sum of t (s - m). An infinite maximum is
+// replaced by finite_for_sum. Numbers far from the maxima would not do as m: so a class that is masked out by a large
+// finite score costs no precision. While classes are added, m and other_m are set to the maxima only if one is higher
+// by more than kSlack.
 template <class C>
 struct DivergenceState {
   typedef typename C::A A;
   static constexpr bool kIsKl = C::has(kLossKl);
   static constexpr int kNumbers = 5, kSlack = 8;
   A m, l, apart, other_m, other;
-  A top, other_top;  // the maxima of the classes that are added
+  A top, other_top;  // the maxima of the classes that have been added
 
   static __device__ DivergenceState empty() { return {-infinity(), 0, 0, -infinity(), 0, -infinity(), -infinity()}; }
   // Makes the sums relative to other maxima.
@@ -58,7 +60,7 @@ struct DivergenceState {
     const A lower = finite_for_sum(m) - finite_for_sum(top), factor = l > 0 ? exp_<float>(lower) : A(1);
     if constexpr (kIsKl) {
       const A other_lower = finite_for_sum(other_m) - finite_for_sum(other_top);
-      // What vanishes may be further apart than the largest number.
+      // If l vanishes, `apart` may be beyond the largest number.
       apart = factor == 0 || l == 0 ? A(0) : (apart + (lower - other_lower) * l) * factor;
       other *= other > 0 ? exp_<float>(other_lower) : A(1), other_m = other_top;
     } else if (other != 0) {
@@ -66,7 +68,7 @@ struct DivergenceState {
     }
     l *= factor, m = top;
   }
-  // Adds classes with the scores s and what y is to them. Those that are not there have the score -inf.
+  // Adds classes with the scores s and the converted elements u of y. Classes that do not exist have the score -inf.
   template <int Count, class Exists>
   __device__ void add(const A (&s)[Count], const A (&u)[Count], Exists exists) {
     A highest = -infinity(), other_highest = -infinity();
@@ -89,20 +91,20 @@ struct DivergenceState {
   }
   // Makes m and other_m the maxima.
   __device__ void settle() { rebase(top, other_top); }
-  // Merges states that are settled.
+  // Merges another state; both are settled.
   __device__ void merge(DivergenceState with) {
     top = max_(m, with.m), other_top = max_(other_m, with.other_m);
     rebase(top, other_top), with.rebase(top, other_top);
     l += with.l, apart += with.apart, other += with.other;
   }
-  // Over `lanes` neighbouring lanes, a power of two. All of them get the result.
+  // Merges the states of `lanes` neighbouring lanes, a power of two. All of them get the result.
   __device__ void reduce_in_warp(int lanes) {
     for (int mask = lanes / 2; mask > 0; mask /= 2) {
       merge({shuffle_xor(m, mask), shuffle_xor(l, mask), shuffle_xor(apart, mask), shuffle_xor(other_m, mask),
              shuffle_xor(other, mask), 0, 0});
     }
   }
-  // The numbers of a state, `stride` apart.
+  // The numbers of a state are stored `stride` apart.
   __device__ void store(void* states, int64_t at, int64_t stride) const {
     A* const to = (A*)states + at;
     to[0] = m, to[stride] = l, to[2 * stride] = apart, to[3 * stride] = other_m, to[4 * stride] = other;
@@ -131,7 +133,7 @@ struct DivergenceState {
   static __device__ A log_of(A m, A l) { return m == infinity() || m == -infinity() ? A(nan_()) : log_(l); }
 };
 
-// What is known of some of a row's products: their sum.
+// The state of some of a row's products: their sum.
 template <class C>
 struct ProductState {
   typedef typename C::A A;

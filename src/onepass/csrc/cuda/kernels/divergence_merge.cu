@@ -1,4 +1,5 @@
-// divergence_merge.cu: the terms of rows of two tensors whose classes were cut into parts. A warp takes a row.
+// divergence_merge.cu: the terms of rows of two tensors whose classes were cut into parts, from the states of the
+// parts. A warp merges one row.
 #include "config.cuh"
 #include "divergence.cuh"
 

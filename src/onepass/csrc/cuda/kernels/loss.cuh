@@ -1,5 +1,6 @@
-// loss.cuh: the terms of a row, from states that threads merge, and the gradient of its elements. Whether the classes
-// of a row lie side by side (loss_rows.cu) or neighbouring rows do (loss_columns.cu) makes no difference here.
+// loss.cuh: the terms of a row, from states that threads merge, and the gradient of its elements. The code here does
+// not depend on whether the classes of a row (loss_rows.cu) or neighbouring rows (loss_columns.cu) are adjacent in
+// memory.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -9,7 +10,7 @@
 #include "scored_row.cuh"
 #include "warp_reduce.cuh"
 
-// Vectors of elements in registers.
+// Operations on vectors of elements in registers.
 template <class C>
 struct LossElements {
   typedef typename C::In T;
@@ -28,7 +29,7 @@ struct LossElements {
   static __device__ void fill(Raw& raw, T value) {
     unroll<V>([&](int v) { set(raw, v, value); });
   }
-  // Whether elements of a half type are far enough from the least number that their products with log2(e) are finite.
+  // Whether elements of a half type are far enough above the least number that their products with log2(e) are finite.
   template <int Vecs>
   static __device__ bool have_finite_products(const Raw (&raw)[Vecs]) {
     uint32_t low = raw[0].at[0];
@@ -48,17 +49,17 @@ struct LossElements {
     }
   }
   static __device__ T neutral() { return from_acc<T>(-infinity()); }
-  // Keeps the compiler from holding the elements converted from one use to the next, in twice the registers.
+  // Prevents the compiler from keeping the converted elements from one use to the next, in twice the registers.
   static __device__ void opaque(Raw& raw) {
     if constexpr (C::kHalf2) unroll<V / 2>([&](int w) { asm volatile("" : "+r"(raw.at[w])); });
   }
 };
 
-// The numbers of a map in the computation's type.
+// Selects a number of a map in the type of the computation.
 __device__ inline float of_type(float, double, float narrow) { return narrow; }
 __device__ inline double of_type(double, double wide, float) { return wide; }
 
-// A product that is rounded whatever is added to it: an element then has one score wherever that is computed.
+// A product that is rounded whatever is added to it, so that an element has the same score wherever it is computed.
 __device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
@@ -73,7 +74,7 @@ struct LossNumbers {
 
   __device__ A smoothing() const { return of_type(A(), map.smoothing, map.smoothing_f32); }
   __device__ A z_loss() const { return of_type(A(), map.z_loss, map.z_loss_f32); }
-  // The factor of a row's elements.
+  // The factor of the elements of a row.
   __device__ A factor(int64_t row) const {
     if constexpr (!C::has(kLossScale)) return 1;
     const A factor = of_type(A(), map.factor, map.factor_f32);
@@ -81,7 +82,7 @@ struct LossNumbers {
   }
   __device__ A weight(int64_t c) const { return C::has(kLossWeight) ? ((const A*)map.weight)[c] : A(1); }
   __device__ A weight_sum() const { return C::has(kLossWeight) ? *(const A*)map.weight_sum : A(map.n); }
-  // A class of a row.
+  // The class of a row's pick number `which`.
   __device__ int64_t pick(int64_t row, int which) const { return map.index[row * map.picks + which]; }
   template <class T>
   __device__ A score(T raw, A factor) const {
@@ -103,12 +104,12 @@ struct LossNumbers {
   __device__ A per_cap() const { return of_type(A(), map.per_softcap, map.per_softcap_f32); }
 };
 
-// Whether the rounding of a base is small enough to be corrected.
+// Whether a base is so small that its rounding error can be corrected.
 __device__ inline bool is_small_base(float base) { return fabsf(base) < 1e6f; }
 
-// exp(s - m) for a fixed m. Half types take 2^(s log2(e) - base), where base is the rounded m log2(e): two instructions
-// in place of three. The rounding is the same for all s, so that a sum is corrected once: exp(s - m) is 2^-correction
-// times as much. A base that is not small has no such form.
+// exp(s - m) for a fixed m. For half types it is computed as 2^(s log2(e) - base), where base is m log2(e), rounded:
+// two instructions instead of three. The rounding error of base is the same for all s, so a sum is corrected once:
+// exp(s - m) is 2^-correction times the computed number. If the base is not small, this form is not used.
 template <class C>
 struct RelativeExp {
   typedef typename C::A A;
@@ -121,19 +122,19 @@ struct RelativeExp {
     if constexpr (kHasBase) return is_exact() ? A(0) : fmaf(m, kLog2e, -base);
     return 0;
   }
-  // Either of both, as the caller knows which it is.
+  // exp(s - m), by base or not. The caller knows which of the two it needs.
   template <bool ByBase>
   __device__ A of(A s) const {
     if constexpr (ByBase) return exp2_(logarithm<true>(s));
     return exp_for_sum<typename C::In>(logarithm<false>(s));
   }
-  // Its logarithm, by base to the base 2.
+  // The logarithm of exp(s - m); with ByBase to the base 2.
   template <bool ByBase>
   __device__ A logarithm(A s) const {
     if constexpr (ByBase) return fmaf(s, kLog2e, -base);
     return s - m;
   }
-  // What is relative to m, made relative to another number.
+  // The factor that makes a number relative to m relative to the m of `to`.
   __device__ A ratio(const RelativeExp& to) const {
     if (is_exact() || to.is_exact()) return exp_<float>(m - to.m);
     if constexpr (kHasBase) return exp2_(base - to.base);
@@ -141,16 +142,17 @@ struct RelativeExp {
   }
 };
 
-// The number that scores are summed relative to, from that of class 0: 0 where that is far off, as it is masked out.
+// The number that is subtracted from the scores of a row in their sum: the score of class 0, or 0 if that score is far
+// off, because it is masked out.
 template <class A>
 __device__ inline A reference_of(A s) {
   return abs_(s) < A(3e4) ? s : A(0);
 }
 
-// What is known of some of a row's scores: the maximum `top`; the sums of exp(s - m) and of exp(s - m) (s - m), both as
-// RelativeExp has it, and that of weight (s - r), where r is the row's reference_of. m is finite. It follows the
-// maximum only where that is higher by more than kSlack, so that nearly no score changes it; `settle` makes it the
-// maximum.
+// The state of some of a row's scores. top: their maximum. l and moment: the sums of exp(s - m) and exp(s - m) (s - m),
+// as RelativeExp computes them. spread: the sum of weight (s - r), where r is reference_of the row. m is finite. It is
+// set to the maximum only if a score exceeds it by more than kSlack, so that hardly any score changes it. `settle`
+// makes it the maximum.
 template <class C>
 struct LossState {
   typedef typename C::A A;
@@ -159,11 +161,11 @@ struct LossState {
   A m, l, moment, spread, top;
 
   static __device__ LossState empty() { return {lowest(), 0, 0, 0, -infinity()}; }
-  // Of scores that are to be added, of which only the highest is known.
+  // The state before any of the scores is added, if the highest score is already known.
   static __device__ LossState of_maximum(A top) { return {finite_for_sum(top), 0, 0, 0, top}; }
   static __device__ A lowest() { return -finite_for_sum(A(infinity())); }
-  // Adds the scores s(0), s(1), ..., the highest of which is `highest`. `has_finite`: whether their
-  // logarithms are finite, if that is known, which spares the entropy a comparison for each.
+  // Adds the scores s(0), s(1), ..., the highest of which is `highest`. `has_finite`: whether their logarithms are
+  // known to be finite; this saves the entropy a comparison per score.
   template <int Count, class F>
   __device__ void add(A highest, F s, bool has_finite = false) {
     top = max_(top, highest);
@@ -180,7 +182,7 @@ struct LossState {
   __device__ void settle() {
     if (m != finite_for_sum(top)) rebase(top);
   }
-  // The logarithm of the sum of exp(s - top), or NaN for an infinite maximum, for which torch gives NaN in the whole
+  // The logarithm of the sum of exp(s - top). It is NaN if the maximum is infinite: then torch gives NaN for the whole
   // row.
   __device__ A log_sum() const {
     if (top == infinity() || top == -infinity()) return nan_();
@@ -193,7 +195,7 @@ struct LossState {
     if constexpr (C::has(kLossEntropy)) moment += other.moment;
     if constexpr (C::has(kLossSpread)) spread += other.spread;
   }
-  // Over `Lanes` neighbouring lanes.
+  // Merges the states of `Lanes` neighbouring lanes.
   template <int Lanes>
   __device__ void reduce_in_warp() {
     top = warp_reduce<Lanes>(top, Max());
@@ -202,7 +204,7 @@ struct LossState {
     if constexpr (C::has(kLossEntropy)) moment = warp_reduce<Lanes>(moment, Sum());
     if constexpr (C::has(kLossSpread)) spread = warp_reduce<Lanes>(spread, Sum());
   }
-  // The numbers of a settled state, `stride` apart.
+  // The numbers of a settled state are stored `stride` apart.
   __device__ void store(void* states, int64_t at, int64_t stride) const {
     A* to = (A*)states + at;
     to[0] = top, to[stride] = l;
@@ -219,11 +221,11 @@ struct LossState {
  private:
   static constexpr A kLn2 = A(0.693147180559945309);
 
-  // Makes the sums relative to a maximum.
+  // Makes the sums relative to another maximum.
   __device__ void rebase(A maximum) {
     const RelativeExp<C> from(m), to(finite_for_sum(maximum));
     const A factor = l > 0 ? from.ratio(to) : A(1);
-    // What vanishes may have a moment beyond the largest number.
+    // If the sum vanishes, its moment may be beyond the largest number.
     if constexpr (C::has(kLossEntropy)) moment = factor == 0 ? A(0) : (moment + (from.m - to.m) * l) * factor;
     l *= factor, m = to.m;
   }
@@ -235,7 +237,7 @@ struct LossState {
       unroll<Count>([&](int i) {
         const A e = exp.template of<ByBase>(s(i)), log_e = exp.template logarithm<ByBase>(s(i));
         sums[i % kSums] += e;
-        moments[i % kSums] += e * (AreFinite ? log_e : max_(log_e, lowest()));  // an infinite one times 0 is NaN
+        moments[i % kSums] += e * (AreFinite ? log_e : max_(log_e, lowest()));  // an infinite logarithm times 0 is NaN
       });
       const A sum = pairwise_sum<kSums, 0>([&](int i) { return sums[i]; });
       const A added = pairwise_sum<kSums, 0>([&](int i) { return moments[i]; });
@@ -246,29 +248,29 @@ struct LossState {
   }
 };
 
-// The class of a row of a cross-entropy, and its element. They are loaded apart and ahead: the element lies where the
-// class says.
+// The class of a row of a cross-entropy, and its element. They are loaded separately and ahead of their use: where the
+// element is depends on the class.
 template <class C>
 struct LossPick {
-  static constexpr int kIgnored = -1, kMissing = -2;  // in place of the class: the row counts for nothing; no class
+  static constexpr int kIgnored = -1, kMissing = -2;  // in place of a class: the row is ignored; there is no such class
   int c;
   typename C::In raw;
 
-  // `exists`: whether the thread needs it.
+  // `exists`: whether this thread needs the class.
   __device__ void load_class(const LossMap& map, int64_t row, bool exists) {
     c = kIgnored;
     if (!C::has(kLossCross) || !exists) return;
     const int64_t own = map.index[row];
     c = own == map.ignore_index ? kIgnored : (uint64_t)own < (uint64_t)map.n ? (int)own : kMissing;
   }
-  // `x`: the element of class 0.
+  // `x`: the address of the element of class 0.
   __device__ void load_element(const typename C::In* x, int64_t step) {
     raw = {};
     if (C::has(kLossCross) && c >= 0) raw = x[c * step];
   }
 };
 
-// The sums of the losses of some rows, and of the weights of their classes.
+// The sums of the losses of some rows and of the weights of their classes, both compensated.
 template <class C>
 struct LossSums {
   typedef typename C::A A;
@@ -282,7 +284,7 @@ struct LossSums {
     else
       weight.hi += of_weight;  // a count
   }
-  // Adds those of all threads of a block, and stores them as those of the block.
+  // Adds the sums of all threads of a block, and stores them as the sums of the block.
   __device__ void finish(const LossMap& map) {
     if (!C::has(kLossCross) || !map.partials) return;
     __shared__ ReduceStorage<1, Sum2> of_losses, of_weights;
@@ -293,12 +295,12 @@ struct LossSums {
   }
 };
 
-// The numbers of a row from its state: m, log l, and what planes there are after them but for picks.
+// The terms of a row, computed from its state: m, log l and the further planes, except those of picks.
 template <class C>
 struct LossTerms {
   typedef typename C::A A;
   static constexpr int kPlanes = C::has(kLossCross) ? 3 : LossNumbers<C>::kPickPlane;
-  // The loss of a row goes to the result or to a sum.
+  // Of a cross-entropy, the loss of a row is not a stored plane: it goes to the result or to a sum.
   static constexpr int kStoredPlanes = C::has(kLossCross) ? 2 : kPlanes;
   A planes[kPlanes];
 
@@ -339,7 +341,7 @@ struct LossTerms {
     else if (map.result)
       ((typename C::In*)map.result)[row] = from_acc<typename C::In>(planes[2]);
   }
-  // The terms of the picks of a row, of which each of several threads takes some.
+  // Stores the terms of the picks of a row. `threads` threads share them.
   static __device__ void store_picks(const LossMap& map, int64_t row, const typename C::In* x, int64_t step,
                                      const LossState<C>& state, int thread, int threads) {
     if constexpr (C::has(kLossPicks) && !C::has(kLossCross)) {
@@ -355,23 +357,23 @@ struct LossTerms {
   }
 
  private:
-  // A class that does not exist stops the program, as torch's losses do.
+  // A class that does not exist aborts the program, as torch's losses do.
   static __device__ void check_class(const LossMap& map, int64_t c) {
     if ((uint64_t)c >= (uint64_t)map.n) asm volatile("trap;");
   }
 };
 
-// The gradient of the elements of a row.
+// The gradient of the elements of a row. Members that begin with of_ are factors of the named quantity.
 template <class C>
 struct LossGrad {
   typedef typename C::A A;
   typedef typename C::In T;
   A m, log_l, factor;
-  A of_p;           // the factor of p = exp(s - lse)
-  A base, of_exp2;  // of half types p is also of_exp2 / of_p * 2^(s log2(e) - base), which takes fewer instructions
-  A of_weight;      // of the class's weight
-  A of_entropy, entropy;  // of p (log p + entropy)
-  A of_pick;              // cross-entropy: of the class `pick`
+  A of_p;                 // the factor of p = exp(s - lse)
+  A base, of_exp2;        // half types: p is also of_exp2 / of_p * 2^(s log2(e) - base), in fewer instructions
+  A of_weight;            // of the class's weight
+  A of_entropy, entropy;  // the factor of p (log p + entropy)
+  A of_pick;              // cross-entropy: the factor of the class `pick`
   int pick;
   bool is_ignored;
   static constexpr bool kHasBase = sizeof(T) == 2 && !C::has(kLossEntropy);
@@ -415,11 +417,11 @@ struct LossGrad {
     if constexpr (kHasBase) {
       const A lse = m + log_l;
       base = lse * kLog2e;
-      // What the two roundings took of m + log l, and of its product.
+      // Corrects the rounding errors of m + log l and of its product.
       of_exp2 = of_p * exp2_(((lse - m) - log_l) * kLog2e - fmaf(lse, kLog2e, -base));
     }
   }
-  // The gradient of the score of an element, but for those of picks. `ByBase`: where there is a base.
+  // The gradient of the score of an element, without that of picks. `ByBase`: only if has_base().
   template <bool ByBase>
   __device__ A of_score(const LossNumbers<C>& numbers, T raw, A weight) const {
     const A s = numbers.score(raw, factor), log_p = (s - m) - log_l;
@@ -437,10 +439,10 @@ struct LossGrad {
     return grad;
   }
 };
-// Where the row, or the slice of columns, is in x and in dx.
+// The offsets of a row, or of a slice of columns, in x and in dx.
 struct LossPlace {
   int64_t x = 0, dx = 0;
-  // `dims`: how many of the dims `index` counts in.
+  // `dims`: the number of dims that `index` counts in.
   __device__ LossPlace(const LossMap& map, int64_t index, int dims) {
 #pragma unroll 1
     for (int d = dims - 1; d > 0; --d) {

@@ -1,7 +1,7 @@
-// loss_columns.cu: the terms of rows that lie side by side, and the gradient of their elements: a vector has elements
-// of one class and of neighbouring rows. Each element is read once, and that of a row's class again. `threads_x`
-// threads of a block have vectors side by side, and the others take other classes of the same rows; blocks take parts
-// of the classes.
+// loss_columns.cu: the terms of rows that lie side by side in memory, and the gradient of their elements. A vector has
+// elements of one class and of neighbouring rows. Each element is read once, and the elements of the rows' own classes
+// are read once more. `threads_x` threads of a block have neighbouring vectors, and the other threads have other
+// classes of the same rows. Several blocks may share rows, each with a part of the classes.
 #include "config.cuh"
 #include "loss.cuh"
 
@@ -12,16 +12,16 @@ typedef C::Raw Raw;
 typedef LossElements<C> Elements;
 constexpr int V = C::kVecSize, kVecs = C::kVecs;
 
-// V rows, and the classes of them that a thread takes.
+// V neighbouring rows, and the classes of them that a thread has.
 struct Columns {
   const LossMap& map;
-  int64_t row;  // the first one
-  const T* x;   // its class 0
+  int64_t row;  // the first row
+  const T* x;   // the address of its class 0
   T* dx;
   int first, step, end;     // classes
   int64_t x_step, dx_step;  // from one of the thread's classes to the next
 
-  // The vector number `index`.
+  // For the vector number `index`.
   __device__ Columns(const LossMap& map, int64_t index, int part, int y, int threads_y)
       : map(map),
         first((int)(part * map.part_n) + y),
@@ -36,7 +36,7 @@ struct Columns {
     x = (const T*)map.x + place.x + col * map.x_strides[map.dims - 1];
     dx = (T*)map.dx + place.dx + col * map.dx_strides[map.dims - 1];
   }
-  // Loads the vectors of kVecs classes from c on. Classes that do not exist are neutral.
+  // Loads the vectors of kVecs classes, beginning with class c. Classes that do not exist become neutral.
   __device__ void load(Raw (&raw)[kVecs], int c) const {
     const T* from = x + c * map.x_step;
     unroll<kVecs>([&](int i) {
@@ -49,7 +49,7 @@ struct Columns {
   }
 };
 
-// The states of the rows of a thread.
+// Reduces the thread's classes to the states of its rows.
 __device__ inline void reduce_columns(const Columns& columns, LossState<C> (&states)[V]) {
   const LossNumbers<C> numbers = {columns.map};
   A factor[V], reference[V];
@@ -79,7 +79,7 @@ __device__ inline void reduce_columns(const Columns& columns, LossState<C> (&sta
   }
 }
 
-// `ByBase`: whether all rows of the thread have a base.
+// `ByBase`: only if all rows of the thread have a base.
 template <bool ByBase>
 __device__ inline void store_grads(const Columns& columns, const LossGrad<C> (&grads)[V]) {
   const LossNumbers<C> numbers = {columns.map};
@@ -126,7 +126,7 @@ __device__ inline void store_grads(const Columns& columns) {
     store_grads<false>(columns, grads);
 }
 
-// Stores the terms of a thread's rows, whose classes it has all seen.
+// Stores the terms of rows all of whose classes this thread has seen.
 __device__ inline void store_terms(const Columns& columns, const LossState<C> (&states)[V],
                                    const LossPick<C> (&picks)[V], LossSums<C>& sums) {
   const LossMap& map = columns.map;
@@ -146,7 +146,7 @@ __device__ inline void store_terms(const Columns& columns, const LossState<C> (&
   });
 }
 
-// Merges the states of the threads of a block, and stores the terms of their rows, or the states of a part.
+// Merges the states of the threads of a block. Stores the terms of the rows or, if rows have several parts, the states.
 __device__ inline void merge_and_store(const LossMap& map, int64_t tile, int part, const LossState<C> (&states)[V],
                                        LossSums<C>& sums) {
   constexpr int kStates = V * C::kBlockThreads;

@@ -1,4 +1,5 @@
-// loss_merge.cu: the terms of rows whose classes were cut into parts. A warp takes a row.
+// loss_merge.cu: the terms of rows whose classes were cut into parts, from the states of the parts. A warp merges one
+// row.
 #include "config.cuh"
 #include "loss.cuh"
 

@@ -1,6 +1,6 @@
-// loss_rows.cu: the terms of rows whose classes lie side by side, and the gradient of their elements. Each element is
-// read once, in vectors of which a thread has kVecs on their way at a time, those of the next row too. Up to 32 lanes
-// share a row, or blocks do, which take it chunk after chunk, or a part of it each.
+// loss_rows.cu: the terms of rows whose classes are adjacent in memory, and the gradient of their elements. Each
+// element is read once, in vectors. A thread has kVecs vectors in flight, also across the end of a row. Up to 32 lanes
+// share a row, or a block does, chunk after chunk, or several blocks do, with a part of the row each.
 #include "config.cuh"
 #include "loss.cuh"
 
@@ -11,24 +11,24 @@ typedef C::Raw Raw;
 typedef LossElements<C> Elements;
 constexpr int V = C::kVecSize, kVecs = C::kVecs;
 constexpr bool kWarp = C::kThreadsPerRow > 0;
-// Where blocks share a row, its vectors are counted from the beginning of a cache line on, so that warps load and store
-// whole lines.
+// If blocks share a row, its vectors are counted from the beginning of a cache line, so that warps load and store whole
+// lines.
 constexpr int kLine = C::kScalar || kWarp ? V : 128 / sizeof(T);
 
-constexpr int kThreads = kWarp ? C::kThreadsPerRow : C::kBlockThreads;  // that share a row
+constexpr int kThreads = kWarp ? C::kThreadsPerRow : C::kBlockThreads;  // that share a row or a part of it
 constexpr int kStep = kThreads * V;    // elements from one vector of a thread to the next
-constexpr int kChunk = kVecs * kStep;  // and from those that are on their way at a time to the next
+constexpr int kChunk = kVecs * kStep;  // elements from one chunk, the kVecs vectors in flight, to the next
 
-// Some of a row's classes, and how a thread of those that share them takes them.
+// A part of a row, and the vectors of it that one thread has.
 struct Part {
   const LossMap& map;
-  int64_t row, x, dx;    // x, dx: where class 0 is. (With pointers the compiler would lose that they are global.)
-  bool edges_are_whole;  // whether vectors that belong to the row in part may be read as a whole
-  int n, end;            // classes of the row; where the part ends
+  int64_t row, x, dx;    // offsets of class 0. (With pointers the compiler would not know that they are global.)
+  bool edges_are_whole;  // whether vectors that belong to the row only in part may be read whole
+  int n, end;            // classes of the row; the end of the part
   int at;                // the thread's next vector
 
   __device__ Part(const LossMap& map, int64_t group) : map(map), n((int)map.n) { move_to(group); }
-  // To the part of a group of rows that the thread has. A row that does not exist has no elements.
+  // Moves to the thread's part of group number `group`. A row that does not exist has no elements.
   __device__ void move_to(int64_t group) {
     Quotient of = {group, 0};
     if constexpr (!kWarp) of = divide(group, map.parts, map.by_parts);
@@ -42,16 +42,16 @@ struct Part {
     end = !exists ? (int)begin : kWarp ? n : (int)min(map.n, begin + map.part_n);
     at = (int)begin + (int)threadIdx.x % kThreads * V;
   }
-  // The element of class 0.
+  // The address of class 0.
   __device__ const T* row_x() const { return (const T*)map.x + x; }
-  // Whether a vector is of the row as a whole, and whether any element of it is of the part.
+  // Whether a vector belongs to the row as a whole; whether any of its elements belongs to the part.
   __device__ bool is_whole(int at) const {
     return at < end && (C::kScalar || (C::kAligned ? at >= 0 : is_full<C>(at, n)));
   }
   __device__ bool overlaps(int at) const { return is_inside(at + V - 1, end + V - 1); }
-  // Whether all vectors of a chunk are.
+  // Whether all vectors of a chunk belong to the row as a whole.
   __device__ bool are_whole(int at) const { return is_whole(at) && is_whole(at + kChunk - kStep); }
-  // Begins to load a chunk. Elements that are not of the row are anything.
+  // Begins to load a chunk. Elements outside the row have any values.
   __device__ void load(Raw (&raw)[kVecs]) const {
     const T* const from = row_x() + at;
     if (are_whole(at)) {
@@ -66,7 +66,7 @@ struct Part {
         load_elements(raw[i], own);
     });
   }
-  // Makes elements that are not of the part neutral.
+  // Makes elements outside the part neutral.
   __device__ void mask(Raw (&raw)[kVecs], int at) const {
     unroll<kVecs>([&](int i) {
       const int from = at + i * kStep;
@@ -81,7 +81,7 @@ struct Part {
   __device__ bool has(int at, int i) const { return at + i / V * kStep < end && is_inside(class_of(at, i), n); }
 
  private:
-  // Loads the elements of a vector that are of the row.
+  // Loads the elements of a vector that belong to the row.
   __device__ void load_elements(Raw& raw, int from) const {
     if (C::kAligned || C::kScalar || edges_are_whole || !overlaps(from)) return;
     unroll<V>([&](int v) {
@@ -90,7 +90,7 @@ struct Part {
   }
 };
 
-// What does not change along a row.
+// Values that are the same for all elements of a row.
 struct Row {
   LossNumbers<C> numbers;
   A factor, reference;
@@ -109,7 +109,7 @@ struct Row {
   }
 
  private:
-  static constexpr bool kSumsRaw = sizeof(T) == 2 && C::kHasNeutral;  // scores are the elements of a half type
+  static constexpr bool kSumsRaw = sizeof(T) == 2 && C::kHasNeutral;  // the scores are the elements, of a half type
 
   template <bool AreWhole>
   __device__ void add(LossState<C>& state, Raw (&raw)[kVecs], const Part& part, int at) const {
@@ -129,7 +129,7 @@ struct Row {
       has_finite = Elements::have_finite_products(raw);
     state.template add<kVecs * V>(highest, score, has_finite);
     if constexpr (C::has(kLossSpread) && kSumsRaw && !C::has(kLossWeight) && AreWhole) {
-      // So few elements of a half type have a sum as exact as that of their differences.
+      // So few elements of a half type have a sum that is as exact as the sum of their differences.
       state.spread += pairwise_sum<kVecs * V, 0>(score) - kVecs * V * reference;
     } else if constexpr (C::has(kLossSpread)) {
       state.spread += pairwise_sum<kVecs * V, 0>([&](int i) {
@@ -140,7 +140,7 @@ struct Row {
   }
 };
 
-// Merges the states of the threads that share a part. All of them get the result.
+// Merges the states of the threads that share a part. All threads get the result.
 __device__ inline void reduce(LossState<C>& state) {
   if constexpr (kWarp) {
     state.template reduce_in_warp<C::kThreadsPerRow>();
@@ -158,11 +158,11 @@ __device__ inline void reduce(LossState<C>& state) {
 
 __device__ inline void compute_terms(const LossMap& map, int64_t groups) {
   const int thread = threadIdx.x % kThreads;
-  // The sums of the first threads of rows; in registers they would take the place of vectors.
+  // The sums of the first thread of each row. In registers they would take the place of vectors.
   __shared__ LossSums<C> of_rows[C::kRowsPerBlock];
   LossSums<C>& sums = of_rows[threadIdx.x / kThreads];
   if (thread == 0) sums = {};
-  // What is loaded while the chunk before it is computed.
+  // The part that is loaded while the chunk before it is computed.
   Part next(map, blockIdx.x);
   Raw next_raw[kVecs];
   LossPick<C> next_pick;
@@ -201,7 +201,7 @@ __device__ inline void compute_terms(const LossMap& map, int64_t groups) {
   own.finish(map);
 }
 
-// The gradients of the elements of a vector, whose first class is `from`.
+// The gradients of the elements of a vector, which begins with class `from`.
 template <bool ByBase>
 __device__ inline Vector<T, V> grads_of(const LossMap& map, const Part& part, const LossGrad<C>& grad, const Raw& raw,
                                         int from) {
@@ -262,8 +262,8 @@ __device__ inline void run(const LossMap& map) {
   }
 }
 
-// Blocks that should fit a multiprocessor: 64 registers a thread, or 80. More of them hide more of what a row ends
-// with.
+// How many blocks should fit on a multiprocessor: for 64 registers per thread, or 80. More blocks hide more of the
+// latency at the end of a row.
 constexpr int kMinThreads = C::has(kLossSpread) ? 768 : 1024;
 constexpr int kMinBlocks = sizeof(T) < 8 ? kMinThreads / C::kBlockThreads : 1;
 

@@ -1,6 +1,6 @@
-// loss_staged.cu: the terms of short rows without gaps, and the gradient of their elements. A block copies as many rows
-// as it has threads to shared memory, in vectors of 16 bytes wherever rows begin, and computes them there, a row in a
-// thread, while the next rows are on their way.
+// loss_staged.cu: the terms of short rows without gaps, and the gradient of their elements. A block has a tile of as
+// many rows as it has threads. It copies the tile to shared memory in vectors of 16 bytes, wherever rows begin. Each
+// thread computes one row there, while the next tile is being copied.
 #include "async_copy.cuh"
 #include "config.cuh"
 #include "loss.cuh"
@@ -11,18 +11,21 @@ typedef C::In T;
 typedef C::Raw Raw;
 typedef LossElements<C> Elements;
 constexpr int kRows = C::kBlockThreads, kVector = 16 / sizeof(T);
-// A thread takes its row in vectors of W elements. Unless rows are aligned, those at its edges are its neighbours' too.
+// A thread reads its row in vectors of W elements. Unless rows are aligned, the vectors at the edges of a row also have
+// elements of the neighbouring rows.
 constexpr int W = C::kVecSize, kVecs = C::kVecs;
 constexpr bool kSharesEdges = !C::kAligned && W > 1;
-// Rows of vectors of 16 bytes lie an odd number of those apart in shared memory, so that neighbours are in other banks.
+// Rows of whole vectors of 16 bytes are an odd number of vectors apart in shared memory, so that neighbouring rows are
+// in different banks.
 constexpr bool kPadded = C::kAligned && W == kVector;
 
-// The rows of a block, which begin at the same place of a vector of 16 bytes in shared memory.
+// A tile: the rows of a block. It begins at the same place of a vector of 16 bytes in shared memory as in global
+// memory.
 struct Tile {
   const LossMap& map;
   const int64_t at;         // the first element in the tensor
-  const int count, skip;    // elements, and those of the first vector that come before
-  const bool begins, ends;  // whether the tensor begins or ends here
+  const int count, skip;    // elements of the tile, and elements of the first vector before it
+  const bool begins, ends;  // whether the tile is the first, or the last, of the tensor
   T* const smem;            // the first element in shared memory
 
   __device__ Tile(char* memory, const LossMap& map, const void* tensor, int64_t first_row)
@@ -34,7 +37,7 @@ struct Tile {
         ends(first_row + kRows >= map.rows),
         smem((T*)memory + skip) {}
   __device__ T* row_of_thread() const { return smem + (int)threadIdx.x * (kPadded ? pitch() : (int)map.n); }
-  // Begins to copy the rows to shared memory. Vectors that other rows share are read too.
+  // Begins to copy the rows to shared memory. Vectors that also have elements of other rows are read too.
   __device__ void load(const T* tensor) const {
     const T* const from = tensor + at;
     for_vectors([&](int own, T* to, bool is_whole) {
@@ -57,8 +60,8 @@ struct Tile {
 
  private:
   __device__ int pitch() const { return ((int)map.n / kVector | 1) * kVector; }
-  // Calls f for the thread's vectors of 16 bytes: the first element in the tile, where it is in shared memory, and
-  // whether the vector is of the tile as a whole.
+  // Calls f for the thread's vectors of 16 bytes, with the number of the first element in the tile, its address in
+  // shared memory, and whether the whole vector belongs to the tile.
   template <class F>
   __device__ void for_vectors(F f) const {
     if constexpr (kPadded) {
@@ -73,7 +76,7 @@ struct Tile {
   }
 };
 
-// A row in shared memory, and its vectors: `before` elements of the first one come before the row.
+// A row in shared memory, and its vectors. The first vector has `before` elements before the row.
 struct Row {
   T* const x;
   const int n, before, vecs;
@@ -83,7 +86,7 @@ struct Row {
   __device__ T* vec(int at) const { return x - before + at * W; }
 };
 
-// `Count` neighbouring vectors of a row, as far as they come before `end`. Elements that are not there are neutral.
+// `Count` consecutive vectors of a row, as far as they precede vector `end`. Elements that do not exist are neutral.
 template <int Count, bool AreAll>
 struct Lot {
   static constexpr int kCount = Count * W;
@@ -98,7 +101,7 @@ struct Lot {
       else
         Elements::fill(raw[i], Elements::neutral());
     });
-    if constexpr (kSharesEdges) {  // by pairs: the first element of a row's first vector, the second one of its last
+    if constexpr (kSharesEdges) {  // W is 2: the first vector's first element, the last vector's second
       if (!has(0)) Elements::set(raw[0], 0, Elements::neutral());
       if (Count == 1 && !has(1)) Elements::set(raw[0], 1, Elements::neutral());
     }
@@ -108,7 +111,7 @@ struct Lot {
   __device__ bool has(int i) const { return has_vec(i / W) && (!kSharesEdges || is_inside(class_of(i), row.n)); }
   __device__ T get(int i) const { return Elements::get(raw[i / W], i % W); }
 };
-// Calls f for one lot of a row after another.
+// Calls f for all lots of a row, one after another.
 template <class F>
 __device__ inline void for_lots(const Row& row, F f) {
   const int end = row.vecs - kSharesEdges;
@@ -118,7 +121,7 @@ __device__ inline void for_lots(const Row& row, F f) {
   if constexpr (kSharesEdges) f(Lot<1, true>(row, end, row.vecs));
 }
 
-// What the elements of a row have in common.
+// Values that are the same for all elements of a row, and their scores.
 struct Scores {
   const LossNumbers<C>& numbers;
   const A factor, reference;
@@ -148,7 +151,7 @@ struct Scores {
   }
 };
 
-// The maximum comes first: in shared memory the row is at hand twice.
+// The maximum is computed first: in shared memory, reading a row twice is cheap.
 __device__ inline LossState<C> state_of(const Scores& scores, const Row& row) {
   A top = -infinity();
   for_lots(row, [&](const auto& lot) { top = max_(top, scores.highest(lot)); });
@@ -157,7 +160,7 @@ __device__ inline LossState<C> state_of(const Scores& scores, const Row& row) {
   return state;
 }
 
-// Puts the gradients of a lot in the places of its elements.
+// Replaces the elements of a lot by their gradients.
 template <bool ByBase, int Count, bool AreAll>
 __device__ inline void replace_by_grads(const LossNumbers<C>& numbers, const LossGrad<C>& grad,
                                         const Lot<Count, AreAll>& lot, int64_t index) {
@@ -194,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(kRows) onepass_kernel(const __grid_
   LossPick<C> next_pick;
   int64_t next_row = (int64_t)blockIdx.x * kRows;
   int which = 0;
-  // Begins to load what is computed after the rows at hand.
+  // Begins to load the next tile.
   const auto load_next = [&] {
     const int64_t index = next_row + threadIdx.x;
     if (next_row < map.rows) Tile(memory + which * map.part_n, map, map.x, next_row).load((const T*)map.x);
@@ -229,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kRows) onepass_kernel(const __grid_
         LossTerms<C>::store_picks(map, index, row.x, 1, state, 0, 1);
       }
     }
-    __syncthreads();  // the rows after the next ones take the place of these
+    __syncthreads();  // the tile after the next replaces this one
   }
   if constexpr (!C::kIsBackward) sums.finish(map);
 }

@@ -1,5 +1,5 @@
-// loss_total.cu: the loss of all rows, or their mean, weighted by their classes, from the sums that blocks have made of
-// their rows. One block adds them, with compensation, in an order that depends on their number alone.
+// loss_total.cu: the sum of the losses of all rows, or their mean weighted by their classes, from the sums that the
+// blocks have stored. One block adds them, with compensation, in an order that depends only on the number of blocks.
 #include "config.cuh"
 #include "loss.cuh"
 

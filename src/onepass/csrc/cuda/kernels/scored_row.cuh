@@ -1,5 +1,5 @@
-// scored_row.cuh: rows whose elements are scored from other tensors and from where they lie. These maps of rows take
-// the place of those in row_map.cuh; the host fills in score_map.cuh.
+// scored_row.cuh: rows with scores that depend on other tensors (a bias, a mask, scales, slopes) and on the position of
+// an element. The maps of rows in this file replace those of row_map.cuh; the host fills them in (score_map.cuh).
 #pragma once
 
 #include "division.cuh"
@@ -7,7 +7,7 @@
 #include "score_map.cuh"
 #include "state.cuh"
 
-// The numbers of a score in the accumulator's type.
+// The numbers of a ScoreMap in the accumulator's type.
 __device__ inline float factor_of(const ScoreMap& map, float) { return map.factor_f32; }
 __device__ inline double factor_of(const ScoreMap& map, double) { return map.factor; }
 __device__ inline float softcap_of(const ScoreMap& map, float) { return map.softcap_f32; }
@@ -17,7 +17,8 @@ __device__ inline double per_softcap_of(const ScoreMap& map, double) { return ma
 __device__ inline float sink_of(const ScoreMap& map, float) { return map.sink_f32; }
 __device__ inline double sink_of(const ScoreMap& map, double) { return map.sink; }
 
-// tanh. Half results need no more than an absolute error of 1e-7. It is 1 from 20 on, where exp would be infinite.
+// tanh. For half results an absolute error of 1e-7 is enough. From 20 on the result is 1; exp would become infinite
+// later.
 template <class Out>
 __device__ inline float tanh_for(float v) {
   if (sizeof(Out) == 2) v = v > 20 ? 20 : v;
@@ -28,8 +29,8 @@ __device__ inline double tanh_for(double v) {
   return tanh(v);
 }
 
-// Its derivative, 1 - tanh(v)^2: with q = exp(-2 |v|) it is 4 q / (1 + q)^2, in which nothing cancels. Half results
-// need no more than an absolute error of 1e-7: 4 (r - r^2) with r = 1 / (1 + q).
+// The derivative of tanh, 1 - tanh(v)^2. With q = exp(-2 |v|) it is 4 q / (1 + q)^2, which has no cancellation. For
+// half results an absolute error of 1e-7 is enough: 4 (r - r^2) with r = 1 / (1 + q).
 template <class Out>
 __device__ inline float tanh_derivative(float v) {
   if constexpr (sizeof(Out) == 2) {
@@ -46,7 +47,7 @@ __device__ inline double tanh_derivative(double v) {
   return 4 * q / ((1 + q) * (1 + q));
 }
 
-// The score of an element of x that takes part. What the kernel has no part for is not looked at.
+// The score of an element of x that takes part. Arguments for parts that the kernel does not have are ignored.
 template <class C, class T, class A>
 __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, A slope, A distance) {
   typedef typename C::Out Out;
@@ -56,8 +57,8 @@ __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, 
   if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
   return s;
 }
-// The gradient of x from that of its score; `x` is looked at with a softcap alone. What does not take part has no
-// gradient, whatever x is there.
+// The gradient of x from the gradient of its score. `x` is used only with a softcap. An element that does not take part
+// has the gradient 0, whatever its x is.
 template <class C, class T, class A>
 __device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
   if constexpr (C::has(kScoreSoftcap)) {
@@ -69,8 +70,8 @@ __device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
   return factor * grad;
 }
 
-// Where a row is in each of the tensors that the kernel reads or writes. Unrolled, it takes half of the instructions,
-// and more of the code.
+// The offsets of a row in each tensor that the kernel reads or writes. Unrolled, they take half of the instructions,
+// but more code.
 template <class C, bool Unrolled = false>
 struct RowOffsets {
   int64_t at[kMapTensors] = {};
@@ -89,7 +90,7 @@ struct RowOffsets {
       rest = next;
     }
   }
-  // Moves on along one of the outer dims.
+  // Moves by `by` along the outer dim d.
   __device__ void move(const ScoreMap& map, int d, int64_t by) {
     unroll<kMapTensors>([&](int t) {
       if (reads(MapTensor(t))) at[t] += by * map.strides[t][d];
@@ -115,7 +116,8 @@ struct RowOffsets {
   }
 };
 
-// The elements of a row that are inside the window: from `first` up to `end`. Without a window, those of the row.
+// The elements of a row that are inside the window: from `first` to before `end`. Without a window these are all
+// elements.
 template <class C>
 struct ScoreWindow {
   int first, end;
@@ -124,7 +126,7 @@ struct ScoreWindow {
     if constexpr (C::has(kScoreWindow)) {
       if (map.distance_step == 0) {
         if (distance < map.least || distance > map.most) end = 0;
-      } else {  // In the order of the elements distances rise, or fall.
+      } else {  // along the row, distances rise or fall
         const bool rises = map.distance_step > 0;
         const int from = rises ? map.least - distance : distance - map.most;
         const int to = (rises ? map.most - distance : distance - map.least) + 1;
@@ -133,14 +135,14 @@ struct ScoreWindow {
       }
     }
   }
-  // Whether one element is inside; any and all elements of a vector.
+  // Whether one element is inside; whether any, or all, elements of a vector are.
   __device__ bool has(int at) const { return at >= first && at < end; }
   __device__ bool overlaps(int at) const { return at + C::kVecSize > first && at < end; }
   __device__ bool covers(int at) const { return at >= first && at + C::kVecSize <= end; }
 };
 
-// How a vector of a tensor beside x is loaded: element by element; from the aligned words that hold it, wherever it
-// begins; as a vector in memory; or as one element.
+// How a vector of another tensor than x is loaded: element by element; as the aligned words that contain it, wherever
+// it begins; as an aligned vector; or as one element for the whole vector.
 enum class BesideAccess { elements, words, vectors, same };
 template <class C>
 constexpr BesideAccess beside_access(ScorePart vectors, ScorePart same = ScorePart()) {
@@ -154,17 +156,18 @@ constexpr BesideAccess bias_access = beside_access<C>(kScoreBiasVectors, kScoreB
 template <class C>
 constexpr BesideAccess mask_access = beside_access<C>(kScoreMaskVectors, kScoreMaskSame);
 
-// A vector of a tensor beside x. It is loaded as words: the compiler would load smaller elements one by one.
+// A vector of another tensor than x. It is loaded as words, because the compiler would load small elements one by one.
 template <class C, class T>
 struct BesideVector {
   static constexpr int V = C::kVecSize, kBytes = V * sizeof(T);
   typedef typename Conditional<sizeof(T) < 4 && kBytes % 4 == 0, uint32_t, T>::type Word;
   static constexpr int kWords = kBytes / sizeof(Word), kPerWord = V / kWords;
-  // The words that hold the vector, which begins with bit `first_bit` of the first one.
+  // The words that contain the vector. It begins with bit `first_bit` of the first word.
   Word words[kWords + 1];
   unsigned first_bit;
 
-  // The vector that begins `at`, whose elements are `step` apart. Of one that is not whole, those that exist are read.
+  // Loads the vector that begins at `at`, whose elements are `step` apart. If it is not whole, only elements that exist
+  // are read.
   template <BesideAccess Access, class F>
   __device__ void load(const T* at, int64_t step, bool is_whole, F exists) {
     first_bit = 0;
@@ -180,7 +183,7 @@ struct BesideVector {
         const uint32_t* const from = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(at) - first_byte);
         first_bit = first_byte * 8;
         unroll<kWords>([&](int w) { words[w] = from[w]; });
-        words[kWords] = from[first_bit ? kWords : 0];  // with nothing of the vector in it, it may be beyond the tensor
+        words[kWords] = from[first_bit ? kWords : 0];  // if it has nothing of the vector, it may be beyond the tensor
         return;
       }
     }
@@ -203,7 +206,7 @@ struct BesideVector {
       return T(word(v / kPerWord) >> v % kPerWord * 8);
     }
   }
-  // Whether a byte is not 0.
+  // Whether element v, a byte, is not 0.
   __device__ bool is_set(int v) const {
     if constexpr (kPerWord == 1) return words[v] != 0;
     return word(v / kPerWord) & 0xffu << v % kPerWord * 8;
@@ -213,7 +216,7 @@ struct BesideVector {
   __device__ uint32_t word(int w) const { return __funnelshift_r(words[w], words[w + 1], first_bit); }
 };
 
-// x of a forward function, scored.
+// The operand x of a forward function with scores.
 template <class C>
 struct PositionalOperand {
   typedef typename C::Acc A;
@@ -253,13 +256,14 @@ struct PositionalOperand {
     return C::has(kScoreWindow) ? window.overlaps((int)at) : true;
   }
 
-  // A vector of x, and what lies beside it, as they are in memory. Of what is outside the window nothing is read.
+  // A vector of x and the vectors of the other tensors, as they are in memory. Outside of the window nothing is read.
   struct Vectors {
     typename HalfWords<In, V>::Type x;
     BesideVector<C, Bias> bias;
     BesideVector<C, unsigned char> mask;
   };
-  // Loads the vector of x at `from`, which is element `first + offset` of the row. All its elements are the row's.
+  // Loads the vector of x at `from`, which begins with element `first + offset` of the row. All its elements are the
+  // row's.
   __device__ void load(Vectors& to, const In* from, int first, int offset) const {
     if constexpr (C::has(kScoreWindow)) {
       to = {};
@@ -268,7 +272,7 @@ struct PositionalOperand {
     to.x = *reinterpret_cast<const decltype(to.x)*>(from);
     load_beside<true>(to, first, offset);
   }
-  // Its scores, -inf where an element does not take part.
+  // The scores of a vector; elements that do not take part get -inf.
   template <bool Full>
   __device__ void score(const Vectors& vectors, int first, A* scores) const {
     unroll<V>([&](int v) {
@@ -281,7 +285,7 @@ struct PositionalOperand {
     if (Full && (!C::has(kScoreWindow) || window.covers(first))) return;
     unroll<V>([&](int v) { scores[v] = window.has(first + v) ? scores[v] : A(-infinity()); });
   }
-  // The scores of a vector that may have elements that are not the row's: those are not read.
+  // The scores of a vector that may have elements outside the row, which are not read.
   __device__ void score_elements(const In* from, int first, int offset, A* scores) const {
     const int begin = first + offset;
     Vectors vectors = {};
@@ -291,13 +295,13 @@ struct PositionalOperand {
     if (overlaps(begin)) load_beside<false>(vectors, first, offset);
     score<false>(vectors, begin, scores);
   }
-  // An element of x, and what lies beside it.
+  // One element of x and of the other tensors.
   struct Element {
     In x;
     Bias bias;
     unsigned char mask;
   };
-  // Loads what lies beside element `at`, which may be outside of the row.
+  // Loads the elements of the other tensors for element `at` of x, which may be outside of the row.
   __device__ Element load_beside_one(int at) const {
     Element one = {neutral<In>()};
     if (!window.has(at)) return one;
@@ -311,7 +315,7 @@ struct PositionalOperand {
     return window.has(at) && (!C::has(kScoreMask) || one.mask) ? s : A(-infinity());
   }
 
-  // The part of the row's first thread in the maximum and in the sum: the sink.
+  // The sink. The row's first thread includes it in the maximum and in the sum.
   __device__ A max_with_sink(A max, bool is_first) const {
     return C::has(kScoreRow) && is_first ? max_(max, sink) : max;
   }
@@ -319,7 +323,7 @@ struct PositionalOperand {
   __device__ L add_sink(L sum, A max, bool is_first) const {
     return C::has(kScoreRow) && is_first ? add(sum, exp_<A>(sink - finite_or_zero(max))) : sum;
   }
-  // The state from which the results of the row are made; its logsumexp is written on the way.
+  // The state from which the results of the row are computed. The logsumexp of the row is written here.
   __device__ State<A> finish(State<A> state, bool is_first) const {
     if constexpr (C::has(kScoreRow)) {
       if (is_first && lse) *lse = finite_or_zero(state.m) + log_(state.l);
@@ -329,11 +333,11 @@ struct PositionalOperand {
   }
 
  private:
-  // `Whole`: all elements of the vector are the row's.
+  // `Whole`: whether all elements of the vector belong to the row.
   template <bool Whole>
   __device__ void load_beside(Vectors& to, int first, int offset) const {
     const auto exists = [&](int v) { return window.has(first + offset + v); };
-    // Elements lie one after another where they are loaded by more than one.
+    // Where several elements are loaded together, they are contiguous.
     const auto from = [&](const auto* row, MapTensor t, BesideAccess access) {
       if (V > 1 && (access == BesideAccess::vectors || access == BesideAccess::words)) return row + first + offset;
       return row + (int64_t)(first + offset) * map->steps[t];
@@ -349,7 +353,7 @@ struct PositionalOperand {
   }
 };
 
-// What kernels ask of both maps that copy several rows as one piece.
+// What kernels that copy several rows as one piece need of both maps.
 template <class C>
 struct ScoredRows : ScoreMap {
   __device__ const typename C::In* operand(int which) const {
@@ -363,7 +367,7 @@ struct ScoredRows : ScoreMap {
 template <class C>
 struct ScoredForwardRows : ScoredRows<C> {
   typedef ForwardRow<C> Row;
-  static constexpr int64_t x_stride = 0;  // no row has a neighbour that may be read
+  static constexpr int64_t x_stride = 0;  // the neighbours of a row must not be read
 
   __device__ Row row(int64_t index, bool exists = true) const {
     const RowOffsets<C, true> at(*this, exists ? index : 0);
@@ -373,7 +377,7 @@ struct ScoredForwardRows : ScoredRows<C> {
   static __device__ typename C::Out* result(int64_t, const Row& row) { return row.operand.result; }
 };
 
-// How the gradient of an element follows from that of its score.
+// Computes the gradient of an element from the gradient of its score.
 template <class C>
 struct PositionalGrad {
   typedef typename C::Acc A;
@@ -393,12 +397,12 @@ struct PositionalGrad {
     if constexpr (C::has(kScoreScale)) factor *= *at.template pointer<const A>(map, kMapScale);
     if constexpr (C::has(kScoreMask)) mask = at.template pointer<const unsigned char>(map, kMapMask);
   }
-  // Of softmax, elements outside the window are 0 and their gradients are not read.
+  // For softmax, y is 0 outside the window, so that the gradients of y need not be read there.
   template <class Index>
   __device__ bool overlaps(Index at) const {
     return C::has(kScoreWindow) && !C::Grad::kSumsGrad ? window.overlaps((int)at) : true;
   }
-  // With a softcap, the vector of x at element `first` of the row, whose elements are all the row's.
+  // Only with a softcap: the vector of x at element `first` of the row. All its elements belong to the row.
   __device__ auto load_x(int first) const {
     typename HalfWords<Out, V>::Type loaded;
     if constexpr (C::has(kScoreXVectors)) {
@@ -411,12 +415,13 @@ struct PositionalGrad {
     return loaded;
   }
   __device__ Out load_x_one(int at) const { return window.has(at) ? x[at] : Out(); }
-  // Of softmax, what does not take part has the result 0, and so no gradient, unless the sum of the row is not finite.
+  // For softmax, elements that do not take part have y = 0, and so no gradient, unless the sum of the row is not
+  // finite.
   __device__ bool has_outsiders(A sum) const {
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) return C::Grad::kSumsGrad || !(abs_(sum) < infinity());
     return false;
   }
-  // The gradient of element `at`, which is `own`.
+  // The gradient of element `at`. `own`: the element of x.
   template <bool HasOutsiders>
   __device__ A backward(A grad, int at, Out own) const {
     if constexpr (HasOutsiders) {
