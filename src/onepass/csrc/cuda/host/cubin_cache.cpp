@@ -1,6 +1,6 @@
-// cubin_cache.cpp: compiled kernels on disk. Code is loaded from here, so nobody but the user may write it: a directory
-// of another owner, or that others can write, is not used. A file appears as a whole, by a rename. A damaged file reads
-// as absent and is written again.
+// cubin_cache.cpp: compiled kernels on disk. Code is loaded from this directory, so only the user may write to it: a
+// directory that has another owner, or that others can write to, is not used. A file is written under another name and
+// renamed, so that it appears as a whole. A damaged file counts as absent and is written again.
 //
 //   ONEPASS_CACHE_DIR   another place; "off" switches the cache off
 //   else $XDG_CACHE_HOME/onepass, else ~/.cache/onepass
@@ -39,7 +39,7 @@ std::string choose_directory() {
   return home && *home ? std::string(home) + "/.cache/onepass" : "";
 }
 
-// Of a path, or of an open file where the path is empty. (glibc 2.28 has no symbol for stat.)
+// Looks at a path, or at the open file `from` if the path is empty. (glibc 2.28 has no symbol for stat.)
 bool look_at(int from, const std::string& path, struct statx* about) {
   return !statx(from, path.c_str(), path.empty() ? AT_EMPTY_PATH : 0, STATX_BASIC_STATS, about);
 }
@@ -58,7 +58,7 @@ std::string file_of(const std::string& directory, const std::string& key) {
   return directory + "/" + digest(key) + ".cubin";
 }
 
-// A file has the digest of the rest, the length of the key, the key and the value.
+// A file has the digest of its rest, the length of the key, the key, and the value.
 constexpr size_t kDigest = 32, kLength = 8;
 
 std::string seal(const std::string& key, const std::string& value) {

@@ -1,4 +1,4 @@
-// cuda_driver.cpp: open libcuda and ask it about devices.
+// cuda_driver.cpp: opens libcuda and asks it about devices.
 #include "cuda_driver.h"
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// cuda_driver.h: the few calls of the CUDA driver and of NVRTC that onepass makes. Both libraries are opened at run
-// time with dlopen: building needs no CUDA toolkit, and a machine without a GPU loads the same binary. Declarations
-// follow the public CUDA 12 ABI.
+// cuda_driver.h: the few functions of the CUDA driver and of NVRTC that onepass uses. Both libraries are opened with
+// dlopen at run time: building needs no CUDA toolkit, and the same binary loads on a machine without a GPU. The
+// declarations follow the public ABI of CUDA 12.
 #pragma once
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ namespace onepass::cuda {
 using Result = int;             // CUresult: 0 is success
 using Handle = struct Opaque*;  // CUcontext, CUmodule, CUfunction, CUstream
 
-struct LaunchAttribute {  // CUlaunchAttribute, with the values that are set here
+struct LaunchAttribute {  // CUlaunchAttribute, with the values that are used here
   int id;
   int unused;
   union {
@@ -43,14 +43,14 @@ enum Attribute {  // CUdevice_attribute
   kMajor = 75,
   kMinor = 76,
   kCooperativeLaunch = 95,
-  kSharedOfBlock = 97,  // with opting in
+  kSharedOfBlock = 97,  // the opt-in limit
 };
 
 constexpr int kSharedStatic = 1, kSharedDynamic = 8, kNonPortableCluster = 14;  // CUfunction_attribute
 constexpr Result kTooLarge = 720;  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
 constexpr Result kNotSupported = 801;
 
-// The driver's functions that are called: F(member, symbol, arguments).
+// The functions of the driver that are used: F(member, symbol, arguments).
 #define ONEPASS_DRIVER_FUNCTIONS(F)                                                          \
   F(init, cuInit, (unsigned))                                                                \
   F(error_string, cuGetErrorString, (Result, const char**))                                  \
@@ -74,58 +74,59 @@ struct Driver {
 #undef ONEPASS_MEMBER
 };
 
-// Sets `function` to a symbol of a library that was opened.
+// Sets `function` to a symbol of an open library.
 template <class F>
 void load_symbol(void* library, const char* symbol, F* function, const char* name) {
   *function = reinterpret_cast<F>(dlsym(library, symbol));
   if (!*function) throw std::runtime_error(std::string("onepass: ") + name + " has no " + symbol + "; it is too old");
 }
 
-// The driver, opened once; throws std::runtime_error where there is none.
+// The driver, opened once. Throws std::runtime_error if there is none.
 const Driver& driver();
 
-// Throws with the driver's own words unless `result` is success.
+// Throws with the driver's message unless `result` is success.
 void check(Result result, const char* call);
 
 const Gpu& device_info(int device);
-// What device_info() answers in this thread while it makes launches for a GPU that need not be here (DryRun, launch.h).
+// What device_info() returns in this thread during a DryRun (launch.h), for a GPU that need not exist.
 inline thread_local const Gpu* gpu_of_dry_run = nullptr;
 
-// Sets the primary context of `device` for the calling thread, which may never have touched the device through torch.
+// Sets the primary context of `device` for the calling thread if it has no context, for example because it never used
+// the device through torch.
 void enter_context(int device);
 
-// Whether the calling thread is in the primary context of `device`, where torch's tensors are, so that it can launch.
+// Whether the calling thread is in the primary context of `device`, which has torch's tensors, so that it can launch.
 bool in_context(int device);
 
-// The cubin of `source_file`, a kernel of the engine or of the gallery or the path of another, compiled for sm_<arch>
-// with `defines`: from the package of kernels (unless `packaged` is false, as for a driver that does not take it), from
-// the disk cache, else by NVRTC. Throws std::runtime_error with the compiler's log where it fails. `is_stored` gets
-// whether a later process need not compile it.
+// The cubin of `source_file`, compiled for sm_<arch> with `defines`. The file is a kernel of the engine or of the
+// gallery, or another one by its path. The cubin comes from the package of kernels (unless `packaged` is false, for a
+// driver that refuses it), from the disk cache, or else from NVRTC. Throws std::runtime_error with the compiler's log
+// if compiling fails. `is_stored` is set to whether later processes find it compiled.
 std::string cubin(const std::string& source_file, const std::vector<std::string>& defines, int arch,
                   bool* is_stored = nullptr, bool packaged = true);
 
-// Whether the package of kernels or the disk cache has it; compiles nothing.
+// Whether the package of kernels or the disk cache has the cubin. Compiles nothing.
 bool is_cached(const std::string& source_file, const std::vector<std::string>& defines, int arch);
 
-// Puts it into a package of kernels that is made in `folder`; whether that could be written.
+// Puts the cubin into a package of kernels in `folder`. Returns whether it could be written.
 bool package(const std::string& source_file, const std::vector<std::string>& defines, int arch,
              const std::string& folder);
 
-// "major.minor" of NVRTC; throws where it cannot be opened and says where it was looked for.
+// "major.minor" of NVRTC. If it cannot be opened, throws and says where it was looked for.
 std::string nvrtc_version();
-// The file of NVRTC, found without opening it where it can be; throws like the above.
+// The file of NVRTC. It is found without opening it if possible. Throws as nvrtc_version does.
 std::string nvrtc_file();
 
-// The directory of the disk cache; empty when it is switched off or not safe to use, and then `why` says so.
+// The directory of the disk cache. Empty if the cache is switched off or not safe to use; `why` then says the reason.
 std::string cache_directory(std::string* why);
-// A file of the cache: what was stored under `key`, or an empty string (absent, damaged, another key of the same name).
+// The value stored under `key`; empty if it is absent or damaged, or if the file has another key.
 std::string cache_read(const std::string& key);
-// Whether it is stored: a full or read-only disk is no error.
+// Returns whether the value was stored. A full or read-only disk is no error.
 bool cache_write(const std::string& key, const std::string& value);
-// Reads from, and writes to, a folder as it is: whoever can write there is trusted.
+// The same for any folder, without checks: everybody who can write to it is trusted.
 std::string read_from(const std::string& folder, const std::string& key);
 bool write_to(const std::string& folder, const std::string& key, const std::string& value);
-// 32 digits that tell texts apart, but not against an attacker.
+// 32 hexadecimal digits that identify a text, but not against an attacker.
 std::string digest(const std::string& text);
 
 struct Counts {

@@ -1,4 +1,4 @@
-// divergence.cpp: from a problem of divergences to the launches of its kernels.
+// divergence.cpp: from a problem of divergences to a plan, and to the launches of its kernels.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -11,13 +11,13 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;  // of a block
-constexpr int kCount = 8;      // classes that a thread has on their way at a time, at least two vectors of a gradient
-constexpr int kColumnThreads = 8;  // of a row beside others: its neighbours fill the lines of memory
+constexpr int kThreads = 256;      // of a block
+constexpr int kCount = 8;          // classes that a thread has in flight; a gradient has at least two vectors
+constexpr int kColumnThreads = 8;  // the most threads of a row in columns, where neighbouring rows fill cache lines
 constexpr int64_t kMostClasses = int64_t(1) << 30;
-constexpr int64_t kGradChunks = 4;  // of a block, which takes a part of a long row's gradient
-constexpr int64_t kWaves = 4;       // blocks of a multiprocessor, below which rows are cut into parts
-constexpr int64_t kBlocks = 8;      // of a multiprocessor, which take rows in turn
+constexpr int64_t kGradChunks = 4;  // chunks of a block, which computes a part of a long row's gradient
+constexpr int64_t kWaves = 4;       // blocks per multiprocessor; with fewer, rows are cut into parts
+constexpr int64_t kBlocks = 8;      // per multiprocessor; they take rows in turn
 
 using Problem = DivergenceProblem;
 
@@ -25,9 +25,9 @@ struct DivergencePlan {
   bool in_columns;  // neighbouring threads have neighbouring rows
   int vec_size;
   VecAccess access;
-  int vecs;               // of a thread, on their way at a time
+  int vecs;               // vectors that a thread has in flight
   int rows;               // of a block
-  int64_t parts, part_n;  // of a row
+  int64_t parts, part_n;  // parts of a row
 
   unsigned used(const Problem& problem) const {
     unsigned parts = kLoss | (problem.is_product ? kLossProduct : problem.is_kl ? kLossKl : kLossShares);
@@ -41,11 +41,12 @@ struct DivergencePlan {
   }
 };
 
-// The largest vector that lies alike in all tensors, wherever rows begin; and whether they begin with one.
+// The largest vector size with which all tensors have their vectors at the same elements of rows; and whether all rows
+// begin with a vector.
 std::pair<int, bool> width_of(const Problem& problem) {
   const void* const begins[] = {problem.x, problem.y, problem.dx, problem.dy};
   const int64_t size = size_of(problem.type);
-  // Whether places and strides of a tensor, less those of the first, are multiples.
+  // Whether addresses and strides of each tensor, minus those of the first one unless `alone`, are multiples of `by`.
   const auto fits = [&](int by, bool alone) {
     for (int t = 0; t < Problem::kTensors; ++t) {
       if (!begins[t]) continue;
@@ -67,7 +68,7 @@ DivergencePlan plan_of(const Problem& problem, const Gpu& gpu) {
   DivergencePlan plan = {};
   int64_t n = problem.n;
   plan.in_columns = n > 1 && step != 1 && problem.dims && problem.strides[0][problem.dims - 1] < step;
-  if (invariant) plan.in_columns = n > 1 && step != 1;  // the bits of a row may not depend on the rows beside it,
+  if (invariant) plan.in_columns = n > 1 && step != 1;  // the bits of a row must not depend on the rows beside it,
   const auto [width, are_aligned] = width_of(problem);
   plan.vec_size = plan.in_columns || invariant ? 1 : width;  // nor on its address
   plan.access = plan.vec_size == 1 ? VecAccess::scalar : are_aligned ? VecAccess::aligned : VecAccess::predicated;
@@ -75,7 +76,7 @@ DivergencePlan plan_of(const Problem& problem, const Gpu& gpu) {
   const int vecs = std::max(problem.is_backward() && plan.vec_size > 1 ? 2 : 1, kCount / plan.vec_size);
   plan.vecs = int(std::min<int64_t>(vecs, ceil_div(n, plan.vec_size)));
   const int64_t chunk = plan.vecs * plan.vec_size, wanted = kWaves * gpu.sm_count;
-  int threads = 1;  // of a row
+  int threads = 1;  // threads of a row
   const auto has_few_blocks = [&] { return ceil_div(problem.rows * threads, kThreads) < wanted; };
   if (plan.in_columns) {
     const int most = invariant ? 32 : kColumnThreads;

@@ -1,4 +1,5 @@
-// engine.cpp: from a problem on torch tensors to launches.
+// engine.cpp: runs a problem on torch tensors: makes the launches, allocates their buffers and starts them on torch's
+// current stream.
 #include <dlfcn.h>
 
 #include <optional>
@@ -13,7 +14,7 @@ namespace onepass::cuda {
 
 namespace {
 
-// The function is in libtorch_cuda, which is loaded wherever a CUDA tensor exists; this library is not linked with it.
+// The function is in libtorch_cuda, which is loaded whenever a CUDA tensor exists. This library is not linked with it.
 void* current_stream(int device) {
   using Get = AOTITorchError (*)(int32_t, void**);
   static const Get get = [] {
@@ -27,8 +28,8 @@ void* current_stream(int device) {
   return stream;
 }
 
-// Makes `device` the current one for its lifetime, and sees to it that the thread has a context. Where both are so
-// already, it costs one call of the driver.
+// Makes `device` the current one for its lifetime, and makes sure that the thread has a context. If both are the case
+// already, this costs one call of the driver.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -85,7 +86,7 @@ bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRe
   const DeviceScope scope(device);
   void* const stream = current_stream(device);
   const LossLaunch launch = make_loss_launch(problem, device);
-  // States first, then sums.
+  // The states come first in memory, then the sums.
   const int64_t sums = loss.result ? 4 * launch.sums() * size_of(problem.accumulator()) : 0;
   const int64_t words = (launch.state_bytes + sums) / 4;
   std::optional<OwnedTensor> memory;

@@ -1,4 +1,4 @@
-// launch.cpp: from a problem and a plan to a loaded kernel to a launch.
+// launch.cpp: chooses and loads the kernel of a problem and a plan, and makes and starts its launch.
 #include "launch.h"
 
 #include <map>
@@ -23,7 +23,7 @@ const char* type_name(DType type) {
   return kNames[int(type)];
 }
 
-constexpr int kPortableCluster = 8;  // blocks of a cluster that every GPU with clusters takes
+constexpr int kPortableCluster = 8;  // the most blocks of a cluster that every GPU with clusters supports
 
 // Whether the blocks that share a row form a cluster.
 bool in_cluster(const CudaPlan& plan) {
@@ -31,8 +31,8 @@ bool in_cluster(const CudaPlan& plan) {
          ((plan.tier == Tier::columns || plan.tier == Tier::columns_smem) && plan.blocks_per_row > 1);
 }
 
-// Everything that tells two kernels of one process apart. The numbers of threads and of rows do so in the
-// tiers warp and staged only, the number of blocks in clusters.
+// Everything that distinguishes two kernels of one process. The numbers of threads and rows count only in the tiers
+// warp and staged, and the number of blocks only in clusters.
 struct KernelId {
   uint64_t numbers;
   uint32_t score, loss, segment;
@@ -45,11 +45,11 @@ struct HashKernelId {
     return size_t(id.numbers ^ uint64_t(id.score) << 40 ^ uint64_t(id.loss) << 20 ^ uint64_t(id.segment) << 52);
   }
 };
-// Whether the kernel is one of scores, losses or segments, which are compiled for a number of threads.
+// Whether it is a kernel of scores, losses or segments. These are compiled for a number of threads.
 bool is_of_family(const KernelKind& kind) { return kind.score_parts || kind.loss_parts || kind.segment_parts; }
 
-// The threads of a block that a kernel is compiled for, where it is for so many: at most, or, of scored rows that
-// blocks share, just those.
+// The number of threads of a block that a kernel is compiled for, or 0. It is the most threads, but the exact number
+// for scored rows that blocks share.
 int block_threads(const KernelKind& kind, const CudaPlan& plan) {
   const bool shared = plan.tier == Tier::block || plan.tier == Tier::cluster;
   if (kind.score_parts && kind.pass == Pass::forward && shared) return plan.threads();
@@ -77,7 +77,7 @@ Handle compile_and_load(const KernelKind& kind, const CudaPlan& plan, int device
   const std::vector<std::string> defines = defines_of(kind, plan);
   Handle module, kernel;
   if (driver().module_load(&module, cubin(source, defines, gpu.arch).data())) {
-    // A driver older than the compiler of a packaged kernel, or a file that the cache should not have.
+    // Either the driver is older than the compiler of a packaged kernel, or the file in the cache is wrong.
     const std::string code = cubin(source, defines, gpu.arch, nullptr, false);
     check(driver().module_load(&module, code.data()), "cuModuleLoadData");
   }
@@ -187,7 +187,7 @@ void load_kernel(const KernelKind& kind, const CudaPlan& plan, int device) {
 
 namespace {
 
-// A launch as the driver takes it, which points into itself.
+// A launch in the form that the driver takes. It points into itself.
 struct DriverLaunch {
   LaunchConfig config;
   LaunchAttribute attributes[2] = {};
@@ -215,7 +215,7 @@ struct DriverLaunch {
 
 }  // namespace
 
-// How many blocks of a launch run at a time. The driver is asked once per kernel.
+// The driver is asked once per kernel.
 int64_t count_resident(const Launch& launch, const Gpu& gpu) {
   if (DryRun::running) return gpu.sm_count;  // at least
   static std::mutex mutex;
@@ -247,8 +247,8 @@ void set_shared(Launch* launch, int64_t bytes, int64_t room) {
   launch->shared = unsigned(bytes);
 }
 
-// Whether the tier staged takes a tile in shared memory for its results. It does where they and the elements that they
-// would take the place of begin at different bytes of a vector, or elements or gaps differ in size.
+// Whether the tier staged needs its own tile for results in shared memory. It does if results and the elements that
+// they would replace begin at different bytes of a vector, or differ in size or in the gaps between rows.
 bool needs_result_tile(const Problem& problem) {
   const int from = problem.is_backward() ? int(kSaved) : int(kX), to = problem.is_backward() ? int(kDx) : int(kY);
   return !problem.is_reduction() && (problem.layout.row_stride(from) != problem.layout.row_stride(to) ||
@@ -280,7 +280,7 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
     launch.numbers[0] = int(plan.group()), launch.numbers[1] = int(first);
     launch.numbers[2] = has_result_tile ? int(first + second) : 0;
   } else if (plan.sends_messages()) {
-    // As many groups of blocks as there are rows and multiprocessors for. Each block has two messages.
+    // As many groups of blocks as there are rows, and as multiprocessors allow. Each block has two messages.
     launch.groups = unsigned(plan.rows_at_once(launch.rows, gpu.sm_count));
     launch.blocks = unsigned(plan.blocks_per_row);
     int64_t messages = 2 * int64_t(launch.groups) * plan.blocks_per_row;
@@ -292,7 +292,7 @@ Launch make_row_launch(const CudaPlan& plan, const Problem& problem, int device,
       messages = kPipelinedMessages * int64_t(launch.blocks);
     } else {
       launch.numbers[1] = int(chunks.chunk_vecs), launch.numbers[2] = int(std::max<int64_t>(chunks.count, backward));
-      messages += backward ? 0 : launch.groups;  // forward there is also a word of each group's row
+      messages += backward ? 0 : launch.groups;  // forward also has a word for the row of each group
     }
     launch.message_bytes = messages * message_size(in, out);
   } else if (backward && problem.is_reduction()) {
@@ -347,15 +347,15 @@ Launch make_column_launch(const CudaPlan& plan, const Problem& problem, const Ke
   launch.threads = unsigned(plan.threads());
   const bool in_grid = plan.in_grid();
   if (!in_grid && plan.blocks_per_row > 1) launch.cluster = plan.blocks_per_row;
-  // As many groups of blocks as there are tiles. Where blocks wait for each other, or for what they prefetch, no more
-  // than run at a time.
+  // As many groups of blocks as there are tiles. But if blocks wait for each other, or for what they prefetch, not more
+  // than can run at the same time.
   const int64_t all = plan.is_staged() ? tiles.slices : tiles.tiles_per_slice * tiles.slices;
   const int64_t places =
       (in_grid || plan.prefetches() || plan.is_staged() ? count_resident(launch, gpu) : CudaPlan::kMaxGrid) /
       plan.blocks_per_row;
   const int64_t groups = places < all ? places > 1 ? places : 1 : all;
   (in_grid ? launch.groups : launch.blocks) *= unsigned(groups);
-  // Two messages of a block for each column. The gradient of logsumexp merges nothing and sends none.
+  // A block has two messages for each column. The gradient of logsumexp merges nothing and sends none.
   if (in_grid && planner.merges) {
     launch.message_bytes =
         2 * groups * plan.blocks_per_row * tiles.tile_cols * message_size(problem.in_type(), problem.out_type());
@@ -384,8 +384,8 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
   const auto add = [&](const void* argument) { arguments[count++] = const_cast<void*>(argument); };
   const bool backward = problem.is_backward();
   const int count_of_tensors = backward && launch.has_tiles ? int(kBackwardTensors) : problem.count_tensors();
-  // Both end with a word for the score, which has no members: ForwardRows or BackwardRows (kernels/row_map.cuh), and
-  // Tensors (column_softmax.cuh).
+  // The first argument of the kernel: ForwardRows or BackwardRows (kernels/row_map.cuh), or Tensors
+  // (column_softmax.cuh). Both end with a word for the score, which has no members.
   int64_t rows[2 * kMaxTensors + 2 + 1] = {}, tensors[kMaxTensors + 1] = {};
   if (launch.has_tiles) {
     for (int t = 0; t < count_of_tensors; ++t) tensors[t] = int64_t(problem.address(t));
@@ -403,7 +403,7 @@ bool start(const Launch& launch, const Problem& problem, void* messages, void* s
     if (backward && problem.is_reduction()) {
       add(&problem.tensors[kLse].data), add(&launch.strides[kLse]), add(&launch.chunks_per_row);
       add(&launch.by_chunks);
-    } else {  // A kernel reads as many as it takes.
+    } else {  // a kernel reads as many as it has parameters
       for (const int& number : launch.numbers) add(&number);
       add(&messages);
     }

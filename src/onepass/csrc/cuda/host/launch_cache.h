@@ -1,4 +1,4 @@
-// launch_cache.h: what a thread has lately made of problems, by all that it follows from. Pure: no torch, no CUDA.
+// launch_cache.h: a cache of what a thread has lately made for problems, such as launches. Pure: no torch, no CUDA.
 #pragma once
 
 #include <cstring>
@@ -8,9 +8,9 @@
 
 namespace onepass::cuda {
 
-// Everything that the plan and the launch of a problem follow from, on one machine. Problems of equal keys differ in
-// their addresses and their stream alone. No vector is longer than 16 bytes, so only an address modulo 16 counts; no
-// plan looks at the address of kLse.
+// Everything that determines the plan and the launch of a problem on one machine. Problems with equal keys differ only
+// in addresses and stream. No vector is longer than 16 bytes, so addresses count only modulo 16. No plan depends on the
+// address of kLse.
 class LaunchKey {
  public:
   LaunchKey() = default;
@@ -23,7 +23,7 @@ class LaunchKey {
     add_dims(problem.layout.outer), add_dims(problem.layout.reduced);
   }
 
-  bool operator==(const LaunchKey& other) const {  // The kind tells how many numbers there are.
+  bool operator==(const LaunchKey& other) const {  // the kind implies how many numbers there are
     return kind_ == other.kind_ && std::memcmp(numbers_, other.numbers_, size_t(count_) * sizeof numbers_[0]) == 0;
   }
   // The top bits are well mixed. The products are independent of each other, so that the processor overlaps them.
@@ -48,8 +48,8 @@ class LaunchKey {
   int64_t numbers_[2 * kTileDims * kDimNumbers];  // all dims of the layout
 };
 
-// Values by key. Each key has one slot, from which it evicts another key. An empty slot is all zeros, and no key has a
-// kind of 0. For thread_local: it needs no constructor and no destructor.
+// Values by key. A key has one slot, and evicts another key from it. An empty slot is all zeros; no key has the kind 0.
+// It needs no constructor and no destructor, so that it can be thread_local.
 template <class Key, class Value>
 class LaunchCache {
  public:

@@ -1,4 +1,4 @@
-// loss.cpp: from a problem of losses to the launches of its kernels.
+// loss.cpp: from a problem of losses to a plan, and to the launches of its kernels.
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -11,30 +11,30 @@ namespace onepass::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;  // of a block, at most
+constexpr int kThreads = 256;  // the most threads of a block
 constexpr int64_t kMostClasses = int64_t(1) << 30;
-constexpr int64_t kWaves = 4;               // blocks of a multiprocessor, below which rows are cut into parts
-constexpr int64_t kGradChunks = 2;          // of a block, which takes a part of a row's gradient
-constexpr int64_t kStagedBytes = 192;       // of a row, up to which rows are staged,
-constexpr int64_t kStagedVectorBytes = 64;  // and up to which those are that are whole vectors
-constexpr int64_t kTileBytes = 32 << 10;    // of staged rows of a block, at most
-constexpr int kTogether = 20;               // elements of a staged row that a thread takes at a time, at most
+constexpr int64_t kWaves = 4;               // blocks per multiprocessor; with fewer, rows are cut into parts
+constexpr int64_t kGradChunks = 2;          // chunks of a block, which computes a part of a row's gradient
+constexpr int64_t kStagedBytes = 192;       // rows of up to so many bytes are staged,
+constexpr int64_t kStagedVectorBytes = 64;  // and rows that are whole vectors only up to so many
+constexpr int64_t kTileBytes = 32 << 10;    // the most bytes of the staged rows of a block
+constexpr int kTogether = 20;               // the most elements of a staged row that a thread takes at a time
 
-// How a kernel takes the rows of a problem.
+// How a kernel processes the rows of a problem.
 //
-//   rows     up to 32 lanes, or all threads of a block, share a row whose classes lie side by side
-//   staged   a thread takes a short row through shared memory
-//   columns  rows lie side by side
+//   rows     up to 32 lanes, or all threads of a block, share a row whose classes are adjacent in memory
+//   staged   a thread computes a short row in shared memory
+//   columns  neighbouring rows are adjacent in memory
 enum class LossTier { rows, staged, columns };
 
 struct LossPlan {
   LossTier tier;
   int vec_size;
   VecAccess access;
-  int vecs;               // of a thread, on their way at a time
+  int vecs;               // vectors that a thread has in flight
   int threads;            // of a block
   int threads_per_row;    // columns: threads side by side
-  int64_t parts, part_n;  // of a row; staged: part_n is the bytes of a tile
+  int64_t parts, part_n;  // parts of a row. Staged: part_n is the bytes of a tile
 
   int64_t rows_per_block() const { return tier == LossTier::staged ? threads : threads / threads_per_row; }
 };
@@ -43,7 +43,7 @@ bool is_aligned(const LossProblem& problem, int width) {
   const int64_t bytes = int64_t(width) * size_of(problem.type);
   return uint64_t(problem.x) % bytes == 0 && uint64_t(problem.dx) % bytes == 0;
 }
-// The largest vector that all distances but the one between neighbours are multiples of.
+// The largest vector size such that all strides, except that between neighbouring rows, are multiples of it.
 int width_of_columns(const LossProblem& problem) {
   const int last = problem.dims - 1;
   const bool backward = problem.is_backward();
@@ -60,8 +60,8 @@ int width_of_columns(const LossProblem& problem) {
   return width;
 }
 
-// How many to take at a time, from `least` to `most`, so that rounds over n cost the least. One costs as much as
-// `extra` of them, and in the last one some are wasted.
+// How many to process at a time, from `least` to `most`, so that rounds over n cost the least. A round has the extra
+// cost of `extra` more, and the last round may be partly wasted.
 int least_cost(int64_t n, int least, int most, int extra = 0) {
   int best = int(std::min<int64_t>(n, least));
   const auto cost = [&](int by) { return ceil_div(n, by) * (by + extra); };
@@ -72,13 +72,13 @@ int least_cost(int64_t n, int least, int most, int extra = 0) {
 LossPlan plan_columns(const LossProblem& problem, const Gpu& gpu) {
   LossPlan plan = {LossTier::columns, width_of_columns(problem), VecAccess::aligned, 4, kThreads / 2, 1, 1, problem.n};
   const bool invariant = batch_invariant();
-  if (!invariant) {  // fewer rows of a thread where threads would be too few
+  if (!invariant) {  // a thread takes fewer rows if there would be too few threads
     while (plan.vec_size > 2 && problem.rows / plan.vec_size < kResidentThreads * gpu.sm_count) plan.vec_size /= 2;
     const bool wide = plan.vec_size >= 4, pairs = plan.vec_size == 2 && size_of(problem.type) > 2;
     plan.vecs = least_cost(problem.n, wide || pairs ? 4 : 8, wide ? 8 : pairs ? 6 : 16);
   }
-  // Threads stand side by side. Where those are too few blocks, or the mode asks for one plan whatever the rows, others
-  // take some of the classes.
+  // Threads stand side by side. If this makes too few blocks, or if the batch-invariant mode requires one plan whatever
+  // the number of rows, other threads take some of the classes.
   const int64_t vecs = problem.rows / plan.vec_size, wanted = kWaves * gpu.sm_count;
   int threads_x = plan.threads, threads_y = 1;
   while (threads_x > 8 && threads_y * plan.vecs * 2 <= problem.n && (invariant || ceil_div(vecs, threads_x) < wanted)) {
@@ -87,7 +87,7 @@ LossPlan plan_columns(const LossProblem& problem, const Gpu& gpu) {
   plan.threads_per_row = threads_x;
   const int64_t tiles = ceil_div(vecs, threads_x);
   if (!invariant && tiles < wanted) {
-    const int64_t least = int64_t(threads_y) * plan.vecs * 2;  // classes that a part is worth
+    const int64_t least = int64_t(threads_y) * plan.vecs * 2;  // a part should have at least so many classes
     plan.parts = std::max<int64_t>(1, std::min(wanted / tiles, problem.n / least));
     plan.part_n = ceil_div(problem.n, plan.parts), plan.parts = ceil_div(problem.n, plan.part_n);
   }
@@ -117,7 +117,7 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     while (plan.vec_size > 1 && !has_whole_rows(plan.vec_size)) plan.vec_size /= 2;
     const bool shares_edges = plan.vec_size == 1 && size == 2 && !backward;
     if (shares_edges) plan.vec_size = 2, plan.access = VecAccess::predicated;
-    // Rows of vectors of 16 bytes are an odd number of those apart.
+    // Rows of whole vectors of 16 bytes are an odd number of vectors apart.
     const int64_t pitch = plan.vec_size * size == 16 ? (n / plan.vec_size | 1) * plan.vec_size : n;
     const auto tile_bytes = [&] { return up_to(plan.threads * pitch * size, 16) + 16; };
     if (tile_bytes() > kTileBytes) plan.threads /= 2;
@@ -127,7 +127,7 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
     return plan;
   }
   while (plan.vec_size > 1 && (plan.vec_size > n || !goes_by(plan.vec_size))) plan.vec_size /= 2;
-  if (invariant) plan.vec_size = 1;  // the bits of a row may not depend on its address
+  if (invariant) plan.vec_size = 1;  // the bits of a row must not depend on its address
   if (plan.vec_size == 1)
     plan.access = VecAccess::scalar;
   else if (has_whole_rows(plan.vec_size))
@@ -143,7 +143,7 @@ LossPlan plan_rows(const LossProblem& problem, const Gpu& gpu) {
   plan.part_n = n + plan.vec_size;
   if (is_in_warp) return plan;
   plan.threads = plan.threads_per_row;
-  const int64_t line = plan.vec_size == 1 ? 1 : 128 / size;  // elements, from the first of which on a row is counted
+  const int64_t line = plan.vec_size == 1 ? 1 : 128 / size;  // a row is counted from the first element of a line
   const int64_t chunk = int64_t(plan.threads) * plan.vecs * plan.vec_size, chunks = ceil_div(n + line - 1, chunk);
   if (backward)
     plan.parts = std::max<int64_t>(1, chunks / kGradChunks);
@@ -199,7 +199,7 @@ DivergenceMap map_of(const LossProblem& problem, const LossPlan& plan) {
   return map;
 }
 
-// A kernel of losses, compiled for what a plan says.
+// Finds the kernel of losses that is compiled for a plan.
 Handle find_kernel(const LossProblem& problem, const LossPlan& plan, LossStep step, int device) {
   const bool in_warp = plan.tier == LossTier::rows && plan.threads_per_row <= 32;
   CudaPlan as = {Tier::twopass, plan.threads, 1, plan.vecs * plan.vec_size, plan.vec_size, 1, 0, plan.access};
@@ -228,14 +228,14 @@ int threads_of_row(int64_t vecs, int64_t vec_bytes, int64_t rows, bool backward,
   const auto are_enough = [&](int threads, int64_t most) {
     return vecs <= most * threads && (rows >= wanted / threads || vecs <= int64_t(vecs_at_a_time) * threads);
   };
-  // The most vectors of a thread: while threads are few, of a thread of a warp, and of one of a block.
+  // The most vectors of a thread: while few threads share a row, if a warp does, and if a block does.
   const int64_t of_few = backward ? 6 : has_long_ends ? 34 : 24, of_warp = backward ? 10 : 100, of_block = 100;
-  int threads = int((backward ? 64 : 32) / vec_bytes);  // that read a sector of memory, or two, together
+  int threads = int((backward ? 64 : 32) / vec_bytes);  // threads that read one sector of memory together, or two
   while (threads > vecs) threads /= 2;
   while (threads < (has_long_ends ? 8 : 32) && !are_enough(threads, of_few)) threads *= 2;
   while (threads < 32 && !are_enough(threads, of_warp)) threads *= 2;
   if (are_enough(threads, of_warp)) return threads;
-  threads = 128;  // a gradient needs no more, as blocks take parts of a row
+  threads = 128;  // a gradient needs no more, because blocks take parts of a row
   while (!backward && threads < 512 && !are_enough(threads, of_block)) threads *= 2;
   return threads;
 }
@@ -256,7 +256,7 @@ LossLaunch make_loss_launch(LossProblem problem, int device) {
   launch.kernel = find_kernel(problem, plan, LossStep::main, device);
   launch.threads = plan.threads, launch.overlaps = can_overlap(device);
   const bool columns = plan.tier == LossTier::columns;
-  // Kernels of rows hold 64 registers, and load ahead; the others live of many blocks.
+  // Kernels of rows use 64 registers, and prefetch. The other kernels need many blocks instead.
   const int64_t resident = plan.tier == LossTier::rows ? kResidentThreads : 2 * kResidentThreads;
   const int64_t most = resident / plan.threads * gpu.sm_count;
   launch.blocks = plan.parts * (columns ? ceil_div(launch.map.vecs, plan.threads_per_row)

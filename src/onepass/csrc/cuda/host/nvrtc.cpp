@@ -1,5 +1,5 @@
-// nvrtc.cpp: CUDA C++ to a cubin with NVRTC, when a kernel is first needed on this machine. NVRTC comes with torch's
-// CUDA wheels; nothing of a toolkit is asked of the user, and compiling needs no GPU.
+// nvrtc.cpp: compiles CUDA C++ to a cubin with NVRTC, when a kernel is first needed on this machine. NVRTC comes with
+// torch's CUDA wheels, so users need no CUDA toolkit. Compiling needs no GPU.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ namespace {
 
 using Program = struct ProgramOpaque*;
 
-// NVRTC's functions that are called: F(member, symbol, arguments).
+// The functions of NVRTC that are used: F(member, symbol, arguments).
 #define ONEPASS_NVRTC_FUNCTIONS(F)                                                                                 \
   F(version, nvrtcVersion, (int*, int*))                                                                           \
   F(create, nvrtcCreateProgram, (Program*, const char*, const char*, int, const char* const*, const char* const*)) \
@@ -36,7 +36,7 @@ struct Nvrtc {
 #define ONEPASS_MEMBER(member, symbol, arguments) int(*member) arguments;
   ONEPASS_NVRTC_FUNCTIONS(ONEPASS_MEMBER)
 #undef ONEPASS_MEMBER
-  std::string file;  // as `stamp` has it
+  std::string file;  // in the form of stamp()
 };
 
 std::string directory_of(const void* symbol) {
@@ -47,10 +47,10 @@ std::string directory_of(const void* symbol) {
   return slash == std::string::npos ? "." : file.substr(0, slash);
 }
 
-// The folder of this library, which is that of the package.
+// The folder of this library, which is the folder of the package.
 std::string package_folder() { return directory_of(reinterpret_cast<void*>(&nvrtc_version)); }
 
-// The names in a directory, in order; none where it cannot be read.
+// The names in a directory, sorted; none if it cannot be read.
 std::set<std::string> files_in(const std::string& directory) {
   std::set<std::string> names;
   if (DIR* const open = opendir(directory.c_str())) {
@@ -60,9 +60,9 @@ std::set<std::string> files_in(const std::string& directory) {
   return names;
 }
 
-// Where NVRTC may be, best first: the file that ONEPASS_NVRTC names, the folders in which the wheels of torch keep it
-// (<site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this library), and what is loaded or
-// on the loader's path.
+// Where NVRTC may be, best first: the file that ONEPASS_NVRTC names; the folders of torch's wheels
+// (<site-packages>/nvidia/<part>/lib beside <site-packages>/torch/lib, or beside this library); and libraries that are
+// loaded already or on the loader's path.
 std::vector<std::string> find_candidates() {
   std::vector<std::string> found;
   if (const char* named = std::getenv("ONEPASS_NVRTC"); named && *named) return {named};
@@ -82,8 +82,8 @@ std::vector<std::string> find_candidates() {
   return found;
 }
 
-// Tells one library file from another without opening it: path, size and time of change; empty where there is no such
-// file, or where only the loader knows its path.
+// Identifies a library file without opening it: path, size and time of change. Empty if there is no such file, or if
+// only the loader knows its path.
 std::string stamp(const std::string& path) {
   if (path.find('/') == std::string::npos) return "";
   char* const whole = realpath(path.c_str(), nullptr);
@@ -122,8 +122,8 @@ const Nvrtc& nvrtc() {
   return opened;
 }
 
-// The stamp of the NVRTC that will compile here. The first candidate that is a file is not opened for it, which would
-// take 50 ms and more; where only the loader finds NVRTC, it is.
+// The stamp of the NVRTC that will compile here. If a candidate is a file, it is not opened, which would take 50 ms or
+// more. If only the loader finds NVRTC, it is opened.
 const std::string& nvrtc_stamp() {
   static const std::string known = [] {
     for (const std::string& name : find_candidates()) {
@@ -142,8 +142,8 @@ void read_source(const std::string& folder, const std::string& name, Files* file
   (*files)[name] = (std::ostringstream() << in.rdbuf()).str();
 }
 
-// The sources of the engine, with the list of functions, and of the gallery. They are read once, from the folder of
-// this library.
+// The sources of the engine, the list of functions, and the sources of the gallery. They are read once, from the folder
+// of this library.
 const Files& sources() {
   static const Files* const read = [] {
     const std::string package = package_folder(), csrc = package + "/csrc";
@@ -161,7 +161,7 @@ const Files& sources() {
   return *read;
 }
 
-// The text of a source by its name, or by its path where it is none of these. Throws where there is no such file.
+// The text of one of these sources by its name, or of another file by its path. Throws if there is no such file.
 std::string text_of(const std::string& source_file) {
   if (const auto found = sources().find(source_file); found != sources().end()) return found->second;
   std::ifstream in(source_file, std::ios::binary);
@@ -193,15 +193,15 @@ std::string compile(const std::string& source_file, const std::vector<std::strin
 }
 
 std::vector<std::string> options_of(const std::vector<std::string>& defines, int arch) {
-  // NVRTC 13.0 takes a generic lambda in a kernel for a host function unless functions are of the device by default.
+  // Without this option NVRTC 13.0 takes a generic lambda in a kernel for a host function.
   std::vector<std::string> options = {"--gpu-architecture=sm_" + std::to_string(arch), "--std=c++17",
                                       "--device-as-default-execution-space"};
   options.insert(options.end(), defines.begin(), defines.end());
   return options;
 }
 
-// The sources stand in a key by their digest, which is taken once in a process: a key of their text, half a megabyte,
-// would cost three milliseconds for each kernel that is read.
+// A key has the digest of the sources, which is computed once in a process. The text itself, half a megabyte, would
+// cost three milliseconds for each kernel that is read.
 std::string key_of(const std::string& compiler, const std::string& source_file,
                    const std::vector<std::string>& options) {
   static const std::string known = [] {
@@ -220,7 +220,8 @@ std::string nvrtc_key(const std::string& stamp, const std::string& source_file,
   return key_of("nvrtc " + stamp, source_file, options);
 }
 
-// The package of kernels, onepass_kernels beside this one, has what was compiled elsewhere, by whichever NVRTC.
+// The folder of packaged kernels: the package onepass_kernels, beside this one, has kernels that were compiled
+// elsewhere, by any NVRTC.
 std::string packaged_folder(int arch) {
   const char* const set = std::getenv("ONEPASS_KERNELS");
   return (set && *set ? set : package_folder() + "/../onepass_kernels") + "/sm_" + std::to_string(arch);
@@ -265,7 +266,7 @@ std::string cubin(const std::string& source_file, const std::vector<std::string>
   const std::vector<std::string> options = options_of(defines, arch);
   std::string code = packaged ? packaged_cubin(source_file, options, arch) : "";
   if (code.empty()) code = cache_read(nvrtc_key(nvrtc_stamp(), source_file, options));
-  // The first file that was found may be one that does not load, or another by now: then this one compiles.
+  // The first file that was found may not load, or may have been replaced. Then the NVRTC that is open compiles.
   if (code.empty() && nvrtc().file != nvrtc_stamp()) code = cache_read(nvrtc_key(nvrtc().file, source_file, options));
   if (!code.empty()) {
     ++kernels_read;

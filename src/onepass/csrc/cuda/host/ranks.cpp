@@ -1,4 +1,4 @@
-// ranks.cpp: from rows that are split over GPUs to the launch on this one (kernels/rows_over_ranks.cu).
+// ranks.cpp: from rows that are split over GPUs to the launch on this GPU (kernels/rows_over_ranks.cu).
 #include <algorithm>
 
 #include "../../plan/rows.h"
@@ -8,12 +8,12 @@ namespace onepass::cuda {
 
 namespace {
 
-// Chunks with room beyond a row, and those of them that are on their way: states take longer to another GPU than to the
+// How many chunks fit beyond a row, and how many of them are prefetched. States take longer to another GPU than to the
 // L2 cache (two H200s, 2026-11-27).
 constexpr int kSpareOverRanks = 6, kAheadOverRanks = 3;
 static_assert(kRankMessages == kPipelinedMessages);
 
-// What ranks have to have in common.
+// A number that must be the same on all ranks.
 int kind_number(const KernelKind& kind) {
   return (int(kind.function) << 2 | int(kind.pass)) << 4 | int(kind.in) << 2 | int(kind.out);
 }
@@ -25,7 +25,7 @@ void start_over_ranks(Function function, bool backward, DType in, DType out, voi
   Layout layout;
   layout.add({rows, {n, n, n}}, false), layout.add({n, {1, 1, 1}}, true);
   layout.view = View::rows;
-  const auto at = [&](int t) { return n ? tensors[t] : nullptr; };  // without elements: wherever the tensors are
+  const auto at = [&](int t) { return n ? tensors[t] : nullptr; };  // without elements, addresses do not matter
   const Problem problem = backward ? Problem::backward(layout, function, in, out, at(kDx), at(kSaved), at(kGrad))
                                    : Problem::forward(layout, function, in, out, at(kX), at(kY));
   const Gpu& gpu = device_info(device);
@@ -40,7 +40,7 @@ void start_over_ranks(Function function, bool backward, DType in, DType out, voi
     if (phase(t) != phase(0))
       throw std::runtime_error("onepass: tensors over ranks have to begin at the same element of a vector");
   }
-  planner.vec_size = full, planner.vecs = ceil_div(n + full - 1, full);  // however few elements this rank has
+  planner.vec_size = full, planner.vecs = ceil_div(n + full - 1, full);  // even if this rank has few elements
   const auto plan = planner.pipelined_plan(kSpareOverRanks);
   if (!plan) {
     throw std::runtime_error("onepass: a row of " + std::to_string(n) +
@@ -53,7 +53,7 @@ void start_over_ranks(Function function, bool backward, DType in, DType out, voi
   launch.kernel = find_or_load(kind, *plan, device);
   launch.blocks = unsigned(gpu.sm_count), launch.groups = 1, launch.threads = unsigned(plan->threads());
   launch.shared = unsigned(plan->smem_vecs * plan->threads_per_row * full * planner.read_size * planner.operands);
-  launch.message_bytes = 1;  // cooperative: a block waits for others of this GPU
+  launch.message_bytes = 1;  // makes the launch cooperative: blocks of this GPU wait for each other
   // ForwardRows or BackwardRows (kernels/row_map.cuh), which end with a word for the score.
   const int count = problem.count_tensors(), places = plan->smem_vecs / kPipelinedVecs;
   int64_t map[2 * kMaxTensors + 2 + 1] = {};

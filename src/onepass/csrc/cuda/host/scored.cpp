@@ -1,4 +1,5 @@
-// scored.cpp: from a scored problem to the launch of a kernel of rows or of columns.
+// scored.cpp: from a scored problem to the launch of a kernel of rows, of columns, or of lines (the gradient of
+// logsumexp).
 #include <numeric>
 
 #include "../../plan/columns.h"
@@ -9,12 +10,12 @@ namespace onepass::cuda {
 
 namespace {
 
-// Bytes of a tensor beside x from which on the order of the rows follows from it.
+// If a bias or mask has at least so many bytes, the order of the rows follows from it.
 constexpr int64_t kReordered = int64_t(8) << 20;
-// Distances are ints in the kernels, and so are rows and their elements. No distance is as large as this one.
+// Kernels have distances, rows and elements as ints. No distance is as large as kMostDistance.
 constexpr int64_t kMost = int64_t(1) << 31, kMostDistance = int64_t(1) << 30;
 
-// Where the aligned word with the last byte of a tensor ends.
+// The end of the aligned word that has the last byte of a tensor.
 uint64_t end_of_words(const ScoredProblem& problem, ScoredTensor tensor, int size) {
   int64_t last = 0;
   for (const auto* group : {&problem.outer, &problem.reduced}) {
@@ -33,11 +34,11 @@ bool has_int_distances(const ScoredProblem& problem) {
   return reach < kMostDistance / 2;
 }
 
-// The outer dims in the order in which rows are taken, the slowest first. Rows beside which the same row of a large
-// tensor lies come one after another, so that it is read from memory once.
+// The outer dims in the order in which rows are processed, the slowest first. Rows that use the same row of a large
+// tensor come one after another, so that this row is read from memory once.
 void order_dims(const ScoredProblem& problem, int* order) {
   const int count = problem.outer.count;
-  if (problem.makes_bias_grad()) {  // the rows that share one of the bias
+  if (problem.makes_bias_grad()) {  // rows that share a row of the bias come one after another
     std::stable_partition(order, order + count, [&](int d) { return stride_of(problem.outer, d, kBias) != 0; });
     return;
   }
@@ -86,8 +87,8 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
   return map;
 }
 
-// The tier staged: a tile of each operand in shared memory, and one of the results where they cannot take the place of
-// the input, as of other rows (launch.cpp).
+// The tier staged: a tile of each operand in shared memory, and one of the results if they cannot replace the input, as
+// for other rows (needs_result_tile in launch.cpp).
 void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& launch) {
   const auto bytes_of = [&](ScoredTensor tensor, DType type) {
     return tile_bytes(plan, problem.rows == 1 ? problem.n : pitch_of(problem, tensor), size_of(type));
@@ -103,7 +104,7 @@ void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& laun
   launch.shared = unsigned(first + second + (has_result_tile ? bytes_of(kResult, problem.out) : 0));
 }
 
-// The parts of the score that a kernel is compiled for, but those of vectors.
+// The parts of the score that a kernel is compiled for, except those about vectors.
 unsigned parts_of(const ScoredProblem& problem) {
   unsigned parts = kScored;
   if (problem.has(kScale)) parts |= kScoreScale;
@@ -122,8 +123,8 @@ unsigned parts_of(const ScoredProblem& problem) {
   return parts;
 }
 
-// How the vectors of the tensors beside x or y are loaded. `step_of(tensor)`: from one of a vector's elements to the
-// next; `in_phase(tensor, size)`: whether vectors that are aligned in x or y are aligned there.
+// How vectors of the other tensors than x or y are loaded. step_of(tensor): from one of a vector's elements to the
+// next. in_phase(tensor, size): whether the tensor has aligned vectors where x or y has them.
 template <class Step, class Phase>
 unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Phase in_phase) {
   unsigned parts = 0;
@@ -146,7 +147,7 @@ unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Pha
 
 unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
   const int width = plan.vec_size;
-  const bool has_parts = problem.makes_bias_grad() && problem.bias_parts > 1;  // each begins where the last one ends
+  const bool has_parts = problem.makes_bias_grad() && problem.bias_parts > 1;  // each begins at the end of another
   return parts_of(problem) |
          vector_parts(
              problem, problem.n == 1 ? 1 : width, [&](ScoredTensor tensor) { return step_of(problem, tensor); },
@@ -158,19 +159,19 @@ unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
 
 // Columns -------------------------------------------------------------------------------------------------------------
 
-// The tensors of columns as a problem without scores has them.
+// The tensors of columns that a problem without scores has too.
 constexpr ScoredTensor kForwardColumns[] = {kInput, kResult}, kBackwardColumns[] = {kResult, kInput, kGradOf};
 
-// The vectors of a tensor are aligned where those of the first one are if lines and columns begin at the same elements
-// of vectors.
+// A tensor has aligned vectors where the first one has them, if lines and columns begin at the same element of a vector
+// in both.
 unsigned column_parts(const ScoredProblem& problem, const CudaPlan& plan) {
-  constexpr int64_t kLeastSkipped = 128;  // shorter columns are read sooner than it is found out what to read of them
+  constexpr int64_t kLeastSkipped = 128;  // for shorter columns, reading all is faster than finding out what to read
   const bool backward = problem.is_backward();
   const bool skips = backward && problem.function != Function::log_softmax && problem.has_window() &&
                      problem.n >= kLeastSkipped && !plan.is_staged();
   const ScoredTensor lead = backward ? kResult : kInput;
   const int width = plan.vec_size, lead_size = size_of(backward ? problem.out : problem.in);
-  // Vectors of slices in shared memory begin at any element in memory.
+  // Vectors of slices in shared memory may begin at any element in memory.
   const bool are_vectors = !plan.is_staged() || is_aligned(problem, lead, lead_size, width, true);
   return parts_of(problem) | (skips ? kScoreSkips : 0u) |
          vector_parts(
@@ -182,7 +183,7 @@ unsigned column_parts(const ScoredProblem& problem, const CudaPlan& plan) {
              });
 }
 
-// The columns alone, as the planner takes them.
+// The same columns without scores, as the planner takes them.
 Problem plain_columns(const ScoredProblem& problem) {
   const bool backward = problem.is_backward();
   const ScoredTensor* const tensors = backward ? kBackwardColumns : kForwardColumns;
@@ -206,12 +207,12 @@ Problem plain_columns(const ScoredProblem& problem) {
 
 CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const Gpu& gpu) {
   ColumnView view = column_view(plain);
-  // Of small slices whose lines do not fill a warp, threads take columns of several.
+  // If slices are small and their lines do not fill a warp, threads take columns of several slices.
   constexpr int64_t kWarp = 32;
   const bool is_tiny = view.n() * view.inner() * size_of(plain.in_type()) < kTinySlice && view.inner() < kWarp,
              is_short = is_tiny && view.slices() > 1;
   if (view.is_scattered || (is_short && !view.slices_follow) || !view.tile) view = column_view(plain, true);
-  // What lies beside x is read element by element once x is in shared memory (24 shapes, H200, 2026-11-29).
+  // Once x is in shared memory, other tensors are read element by element (24 shapes, H200, 2026-11-29).
   const bool reads_beside = problem.has(kBias) || problem.has(kMask);
   const double of_staged = is_short                ? 100
                            : problem.has(kOfCap)   ? 0.25
@@ -231,7 +232,7 @@ Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaP
 
 // Lines ---------------------------------------------------------------------------------------------------------------
 
-// A pointwise problem whose rows are the lines of x (scored_pointwise.cu).
+// A pointwise problem as one whose rows are the lines of x (scored_pointwise.cu).
 ScoredProblem in_lines(const ScoredProblem& problem) {
   ScoredProblem lines = problem;
   for (int d = 0; d < problem.reduced.count; ++d) lines.outer.insert(problem.reduced.dims[d]);
@@ -258,7 +259,7 @@ CudaPlan plan_lines(const ScoredProblem& lines) {
   const bool aligned = lines.n % width == 0 && is_aligned(lines, kInput, operands.sizes[0], width);
   const VecAccess access = width == 1 ? VecAccess::scalar : aligned ? VecAccess::aligned : VecAccess::predicated;
   const int64_t vecs = line_vecs(lines, width, access);
-  int each = kLineVecs;  // of a thread
+  int each = kLineVecs;  // vectors of a thread
   while (each > 1 && up_to(vecs, each) * 8 > vecs * 9) each /= 2;
   return {Tier::twopass, kLineThreads, 1, each * width, width, 1, 0, access};
 }
@@ -266,7 +267,7 @@ CudaPlan plan_lines(const ScoredProblem& lines) {
 ScoredLaunch make_scored_lines(const ScoredProblem& lines, int device) {
   const CudaPlan plan = plan_lines(lines);
   unsigned parts = row_parts(lines, plan);
-  // What rows have is of the computation's type, and lies as the elements of x do.
+  // The numbers of rows have the type of the computation, and are vectors if they lie as the elements of x do.
   bool in_vectors = plan.access == VecAccess::aligned;
   for (const ScoredTensor t : {kScale, kAlibi, kGradOf, kRowLse}) {
     if (lines.has(t))
@@ -293,15 +294,15 @@ bool can_launch_scored(const ScoredProblem& problem) {
     return lines.outer.count <= kMapDims && lines.n < kMost / 2 && lines.rows < kMost && has_int_distances(problem);
   }
   const bool widens = problem.is_backward() || !is_reduction(problem.function);
-  if (!problem.has_rows() && batch_invariant()) return false;  // columns are merged as their number has it
+  if (!problem.has_rows() && batch_invariant()) return false;  // how columns are merged depends on their number
   if (problem.outer.count > kMapDims || problem.reduced.count > kMapDims ||
       (!widens && problem.in != problem.out && problem.out != problem.accumulator()))
     return false;
-  // A row of which nothing takes part is not told from another by one of its elements.
+  // If no element of a row takes part, its gradient cannot be told from that of another row by a single element.
   if (problem.is_backward() && problem.function == Function::log_softmax && problem.empty_is_zero) return false;
   if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
   for (int d = 0; d < problem.reduced.count; ++d)
-    if (stride_of(problem.reduced, d, kAlibi)) return false;  // a slope per element
+    if (stride_of(problem.reduced, d, kAlibi)) return false;  // each element would have its own slope
   return has_int_distances(problem);
 }
 

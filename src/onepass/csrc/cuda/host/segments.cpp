@@ -1,4 +1,5 @@
-// segments.cpp: from a problem of segments to the launch of its kernel.
+// segments.cpp: from a problem of segments to the launches of its kernels: first the sizes of vectors and tiles for
+// short rows, then the pieces of long rows.
 #include <algorithm>
 
 #include "../../core/batch_invariant.h"
@@ -10,23 +11,25 @@ namespace onepass::cuda {
 namespace {
 
 constexpr int kMostVec = 4, kVecBytes = 16;  // heads of a lane
-constexpr int kPadBytes = 32;                // between the elements of strips, at most
-constexpr int kStaticBytes = 20480;          // of shared memory that the kernel of tiles declares, at most
-// The kernel of tiles. Sweeps have chosen these (H200, 2026-11-29): from how many items of a row on the average, and of
-// a multiprocessor, tiles without heads are twice as large; warps of a block; values of a thread, twice as many in
-// large tiles and of vectors of heads but in gradients, half as many doubles; lanes beside each other that have an
-// item's heads, or bytes of these where they are no vectors; groups of such lanes that have other heads.
+constexpr int kPadBytes = 32;                // the most bytes between the elements of strips
+constexpr int kStaticBytes = 20480;          // the most shared memory that the kernel of tiles declares
+// The kernel of tiles, tuned by sweeps (H200, 2026-11-29). Tiles without heads are twice as large if rows have on
+// average kLargeTileMean items and there are kLargeTileItems items per multiprocessor. A block has kTileWarps warps. A
+// thread has kStripValues values: twice as many in large tiles and with vectors of heads (not in gradients), half as
+// many doubles. kHeadLanes neighbouring lanes have the heads of an item, or kHeadBytes bytes of them if heads are not
+// vectors. Up to kMostGroups groups of such lanes have different heads.
 constexpr int kLargeTileMean = 8, kLargeTileItems = 8192;
 constexpr int kTileWarps = 4, kStripValues = 16, kHeadLanes = 2, kHeadBytes = 32, kMostGroups = 8;
 // The batch-invariant kernel: threads of a block, and waves of blocks.
 constexpr int kInvariantThreads = 256;
 constexpr int64_t kInvariantWaves = 16;
-// Bytes of shared memory that the system takes of each block, and that the kernel of longer rows declares, at most.
+// The shared memory that the system takes of each block, and the most that the kernel of longer rows declares, in
+// bytes.
 constexpr int kSystemBytes = 1024, kLongStaticBytes = 4096;
 
 using P = SegmentProblem;
 
-// The tensors of the problem that the kernel's are.
+// Which of the problem's tensors each tensor of the kernel is.
 struct Roles {
   int of[kSegmentTensors] = {-1, -1, -1, -1, -1};
 
@@ -43,7 +46,7 @@ struct Roles {
   bool has(int tensor) const { return of[tensor] >= 0; }
 };
 
-// Where the list of longer rows lies in memory, and the messages behind it.
+// The offsets in memory of the list of longer rows, and of the messages after it.
 struct LongList {
   int64_t rows, messages;
 
@@ -52,7 +55,7 @@ struct LongList {
         messages(rows + (map.sections * (map.section_rows + int64_t(1)) + kReadBehind) * int64_t(sizeof(LongRow))) {}
 
  private:
-  static constexpr int kReadBehind = 32;  // rows that a warp may look at behind the last one
+  static constexpr int kReadBehind = 32;  // a warp may read so many rows behind the last one
 };
 
 }  // namespace
@@ -95,7 +98,7 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
     return launch;
   }
 
-  // Vectors of heads, and lanes.
+  // The vector size of heads, and the lanes of an item's heads.
   const bool is_wide = problem.accumulator() == DType::float64;
   const auto fits = [&](int heads) {
     bool does = map.columns % heads == 0 && map.dims == 1;
@@ -178,15 +181,15 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   launch.rows_map = map;
   if (map.items <= map.short_items) return launch;
 
-  // Longer rows, which the kernel of short ones lists.
+  // Longer rows. The kernel of short rows lists them.
   const int size_of_second = roles.has(kItemSecond) ? size_of(problem.types[roles.of[kItemSecond]]) : 0;
-  // Without heads a vector has neighbouring items; with an order they are not neighbours.
+  // Without heads, a vector has neighbouring items. With an order, these are not adjacent in memory.
   const bool has_items_alone = is_dense && !map.order;
   const int vec = has_items_alone ? kVecBytes / widest : largest_fit(kVecBytes / widest);
   SegmentMap& of_long = launch.map = map;
   of_long.head_lanes_log2 = log2_of_lanes(map.columns / vec, kSegmentHeadBytes / (vec * size_of(of_first)));
   if (has_items_alone) of_long.head_lanes_log2 = 0;
-  const int64_t heads = has_items_alone ? 1 : vec << of_long.head_lanes_log2;  // of a block
+  const int64_t heads = has_items_alone ? 1 : vec << of_long.head_lanes_log2;  // heads of a block
   of_long.chunks = int(ceil_div(map.columns, heads));
   const int sections = int(ranges), counts_bytes = (sections + 1) * 4;
   launch.threads = kSegmentLongThreads;
@@ -195,8 +198,8 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   const int room = (gpu.shared + kSystemBytes) / long_blocks(!has_items_alone) - taken;
   of_long.turns = std::max(2, room / turn_bytes);
   launch.shared = unsigned(of_long.turns * turn_bytes + counts_bytes);
-  // A piece has half of the ring, so that the next one is on its way. One that begins and ends within vectors has one
-  // vector more.
+  // A piece has at most half of the ring, so that the next one can be copied meanwhile. A piece that begins and ends
+  // within vectors has one more vector.
   const int64_t piece_vectors = of_long.turns / 2 * kSegmentLongThreads;
   of_long.piece_items = has_items_alone ? (piece_vectors - 1) * vec : piece_vectors >> of_long.head_lanes_log2;
   of_long.most_pieces = int(map.items / of_long.piece_items + map.items / map.short_items + 1);
@@ -204,19 +207,20 @@ SegmentLaunch make_segment_launch(const P& problem, int device) {
   kind.segment_parts = (kind.segment_parts & ~(has_items_alone ? 0u : unsigned(kSegmentSingle))) | kSegmentLong;
   as = {Tier::warp, 1, kSegmentLongThreads, vec, vec, 1, 0, VecAccess::aligned};
   launch.kernel = find_or_load(kind, as, device);
-  // Blocks that run at a time wait for each other's messages.
+  // Blocks that run at the same time wait for each other's messages.
   const int64_t together = std::max<int64_t>(1, count_resident(launch, gpu) / of_long.chunks);
   const int64_t teams = std::min<int64_t>(together, of_long.most_pieces);
   launch.blocks = unsigned(of_long.chunks * teams);
   of_long.steps_run = is_pointwise ? 1 : gpu.cooperative && together > 1 ? 3 : 2;
-  // A result of a row is awaited by the block of the last piece alone, which the others never wait for.
+  // In a reduction, only the block of the last piece of a row waits for the states of the others. No block waits for
+  // it.
   const bool waits = is_pointwise || (of_long.steps_run == 3 && roles.has(kRowFirst));
   of_long.most_waiting = waits ? 0x7fffffff : of_long.steps_run == 3 ? int(teams) : 1;
   const LongList list(of_long);
   launch.message_bytes = list.messages;
   if (!is_pointwise)
     launch.message_bytes += of_long.most_pieces * heads * of_long.chunks * message_size(kind.in, kind.out);
-  launch.rows_map = of_long;  // but for the chunks of heads
+  launch.rows_map = of_long;  // the same map, except for the chunks of heads
   launch.rows_map.head_lanes_log2 = map.head_lanes_log2, launch.rows_map.chunks = map.chunks;
   return launch;
 }
@@ -234,7 +238,7 @@ void start_segments(SegmentLaunch launch, void* messages, void* stream) {
   if (launch.blocks == 0) return;
   const bool is_cooperative = launch.map.steps_run == 3;
   if (is_cooperative && start_kernel(launch, arguments, stream)) return;
-  launch.message_bytes = 0;  // not cooperative
+  launch.message_bytes = 0;  // not a cooperative launch
   if (is_cooperative) launch.map.steps_run = 2, launch.map.most_waiting = 1;
   const bool in_two_steps = launch.map.steps_run == 2;
   launch.map.steps_run = 1;
