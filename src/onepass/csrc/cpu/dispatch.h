@@ -1,5 +1,5 @@
-// dispatch.h: what forward and backward share around their kernels: the step from run-time types and functions to
-// template arguments, and steps through dims (walk.h has the tiles).
+// dispatch.h: the step from run-time types and functions to template arguments, and walks through dims. Forward and
+// backward share it. (walk.h walks through tiles.)
 #pragma once
 
 #include "engine.h"
@@ -50,7 +50,7 @@ void dispatch(DType a, DType b, Function function, F f) {
   });
 }
 
-// Steps through dims in order, the innermost ones excepted, without a division per element.
+// Steps through dims in order, except through the innermost ones, without a division per element.
 struct OffsetCalculator {
   const DimGroup& dims;
   const int count;
@@ -86,7 +86,7 @@ struct OffsetCalculator {
   }
 };
 
-// Calls work(offsets, n) for the rows [begin, end): where a row begins in each tensor, and its length.
+// Calls work(offsets, n) for the rows [begin, end). `offsets`: where the row begins in each tensor. n: its length.
 template <class Work>
 inline void for_each_row(const Layout& layout, int64_t begin, int64_t end, Work work) {
   OffsetCalculator at(layout.outer, begin);

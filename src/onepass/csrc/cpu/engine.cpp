@@ -1,5 +1,5 @@
-// engine.cpp: the CPU engine, compiled once per instruction set (ONEPASS_ISA names it, and its namespace): the plans,
-// and the forward functions. backward.cpp has the gradients.
+// engine.cpp: the plans of the CPU engine and its forward functions, compiled once per instruction set (ONEPASS_ISA is
+// its name and namespace). backward.cpp has the gradients.
 #include "engine.h"
 
 #include "small_rows.h"
@@ -10,13 +10,13 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-// Which functions are there for a pair of types? (Callers have checked it.)
+// Whether a function is compiled for a pair of types. (Callers have checked it.)
 template <Function F, class X, class Y>
 constexpr bool kIsServed = F == Function::logsumexp ? sizeof(X) <= sizeof(Y)
                            : F == Function::state   ? std::is_same_v<Y, Acc<X>>
                                                     : true;
 
-// A call with its types and policies. The rows of softmin are those of softmax, and read in a copy with the other sign.
+// A call with its types and policies. softmin is softmax of a copy of the row with the other sign.
 template <class Epilogue, class X, class Y>
 struct Forward {
   using In = Input<X, Y>;
@@ -24,11 +24,11 @@ struct Forward {
   const Problem& call;
   const CpuPlan& plan;
   const Layout& layout = call.layout;
-  // The sums of a state lie one plane behind its maxima.
+  // In a state, the sums are one plane behind the maxima.
   const int64_t sum_offset = call.function == Function::state ? layout.rows : 0;
 
   In x(const int64_t* offset) const { return {call.data<const X>(kX) + offset[kX]}; }
-  // `count` elements of a row, as they are scored.
+  // `count` elements of a row as scores: for softmin, a copy with the other sign.
   In scored(const In& x, int64_t count) const {
     if (!Epilogue::kFromExp || !negates(call)) return x;
     X* const copy = reinterpret_cast<X*>(scratch() + kMaxWholeRow);
@@ -84,7 +84,7 @@ struct Forward {
         const X* const next = from.x + item.offset[kX] + (fits ? item.count : (first + depth) * stride);
         tile.next = fetch ? reinterpret_cast<const char*>(next) : nullptr;
         if (tile.in_registers) {
-          // store() does it all
+          // store() does everything
         } else if (first > 0) {
           tile.reduce_more();
         } else {
@@ -114,7 +114,7 @@ struct Forward {
     });
   }
 
-  // Chunks of long rows. The exponentials of a chunk wait in the output, unless that is streamed.
+  // Chunks of long rows. The exponentials of a chunk are kept in the output, unless it is written by streaming stores.
   void chunks(CpuPhase phase, ChunkState* states, int64_t begin, int64_t end) const {
     const bool stored = kStoresChunkExps<Epilogue, Y> && !plan.streaming;
     const ChunkState* const rows = states + plan.work_items;
@@ -135,7 +135,7 @@ struct Forward {
     }
   }
 
-  // Merges the chunks of each row. A function that reduces is done then.
+  // Merges the chunks of each row. For a reduction this is the last phase.
   void merge_chunks(ChunkState* states) const {
     ChunkState* row = states + plan.work_items;
     for_each_row(layout, 0, layout.rows, [&](const int64_t* at, int64_t) {

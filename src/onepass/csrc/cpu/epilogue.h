@@ -1,8 +1,8 @@
-// epilogue.h: what a row's state makes of each of its elements (softmax, log_softmax), or the row's one result
-// (logsumexp, state).
+// epilogue.h: how results are computed from the state of a row: one result for each element (softmax, log_softmax), or
+// the row's one result (logsumexp, state).
 //
-//   kOnePerRow   the function reduces: a row has one result, or two
-//   kFromExp     results are made from exponentials, not from elements
+//   kOnePerRow   the function is a reduction: a row has one result, or two
+//   kFromExp     results are computed from exponentials, not from elements
 #pragma once
 
 #include "exp_simd.h"
@@ -33,15 +33,15 @@ struct LogSoftmaxEpilogue {
     const double value = double(m) + std::log(l);
     return {broadcast(float(value)), broadcast(float(value - double(float(value))))};
   }
-  // x - high is exact where the difference is small beside x, and else rounded as the result is.
+  // x - high is exact if the difference is small compared with x, and otherwise rounded as the result is.
   template <class Y, int K>
   ONEPASS_INLINE void apply(Vec (&x)[K]) const {
     for (Vec& each : x) each = (each - high) - low;
   }
 };
 
-// logsumexp, or a state, which has its maxima in one plane and its sums in another: `sum_offset` is the distance from a
-// row's maximum to its sum, and 0 for logsumexp. Both functions share the code of everything before the result.
+// For logsumexp and for states. A state has its maxima in one plane and its sums in another: `sum_offset` is the
+// distance from a row's maximum to its sum, and 0 for logsumexp. Both functions share all code before the result.
 struct ReduceEpilogue {
   static constexpr bool kOnePerRow = true, kFromExp = false;
 
@@ -55,7 +55,7 @@ struct ReduceEpilogue {
   }
 };
 
-// A state is logsumexp with another result.
+// A state uses the code of logsumexp, with another result.
 template <Function F>
 using EpilogueOf =
     std::conditional_t<is_reduction(F), ReduceEpilogue,

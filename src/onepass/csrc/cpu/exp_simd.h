@@ -1,21 +1,23 @@
-// exp_simd.h: exponentials of vectors, their sums, the logarithms of those, and numbers times exponentials.
+// exp_simd.h: exponentials of vectors, sums of exponentials and their logarithms, and products of numbers and
+// exponentials.
 //
 //   exp(v) = 2^k * 2^f, k = round(v * log2(e)), f = the rest, 2^f by a polynomial or a table
 //
-// k and f come from one fused multiply-add each: adding kMagic rounds v * log2(e) to an integer, and leaves the
-// exponent of the result in the low bits of the sum.
+// k and f take one fused multiply-add each: adding kMagic rounds v * log2(e) to an integer, and leaves the exponent of
+// the result in the low bits of the sum.
 #pragma once
 
 #include "reduce_simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// Exponentials are scaled by 2^64: 2^k is then never subnormal, and the factor that they are multiplied by in the end
-// brings them back, with one rounding.
+// Exponentials are scaled by 2^64, so that 2^k is never subnormal. The final factor of a result removes the scale, with
+// one rounding.
 constexpr float kExpScale = 18446744073709551616.0f, kExpUnscale = 1 / kExpScale;
 
-// A sum of scaled exponentials, of which at most four are added at a time, with its rounding error. It begins with more
-// than any of them: the rounding error of an addition then takes fewer steps to know (Dekker's Fast2Sum).
+// A sum of scaled exponentials with its rounding error. At most four exponentials are added at a time. The sum starts
+// with a number that is larger than any of them: then the rounding error of an addition takes fewer steps (Dekker's
+// Fast2Sum).
 struct CompensatedExpSum {
   static constexpr float kStart = 8 * kExpScale;
   Vec sum = broadcast(kStart), error{};
@@ -32,7 +34,7 @@ struct CompensatedExpSum {
   double total() const { return reduce_sum((to_double(sum) - double(kStart)) + to_double(error)); }
 };
 
-// A plain sum, for 16-bit results: their rounding is much coarser than that of a sum of a thousand floats.
+// A plain sum, for 16-bit results: these are rounded far more coarsely than a sum of a thousand floats.
 struct PlainExpSum {
   Vec sum{};
   ONEPASS_INLINE void add(Vec e) { sum += e; }
@@ -44,14 +46,15 @@ using ExpSum = std::conditional_t<sizeof(Y) == 2, PlainExpSum, CompensatedExpSum
 
 constexpr float kLog2e = 1.44269502f, kLn2 = 0.693147181f;
 constexpr float kRound = 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
-constexpr float kMagic = kRound + 127 + 64;  // and makes that the exponent field of a scaled exponential
-// Whatever is further below the maximum, -inf above all, is replaced by this: there 2^k is 0 itself. If it were only
-// tiny, its results would be subnormal before they are 0, and an Intel core takes 150 cycles for a vector that has one.
+constexpr float kMagic = kRound + 127 + 64;  // and makes that integer the exponent field of a scaled exponential
+// Numbers further below the maximum, such as -inf, are replaced by this number, for which 2^k is exactly 0. If 2^k were
+// only tiny, results would be subnormal before they are 0, and an Intel core takes 150 cycles for a vector with a
+// subnormal.
 constexpr float kMinExponent = -(127 + 64);
 
-// The base that the exponentials of a row are relative to. It is the maximum m itself, which is then subtracted first,
-// or, where products are not rounded (FMA), a power of two near exp(m), so that nothing need be subtracted:
-// `relative_to_base(m)` is then the exponential of m. |m| is at most kMaxMagnitude.
+// The base that the exponentials of a row are relative to. Without FMA it is the maximum m itself, which is subtracted
+// first. With FMA, where products are not rounded, it is a power of two near exp(m), so that nothing need be
+// subtracted. `relative_to_base(m)` then is the exponential of m. |m| is at most kMaxMagnitude.
 struct ExpBase {
   Vec max{}, lowest = broadcast(kMinExponent * kLn2), magic = broadcast(kMagic);
 
@@ -68,17 +71,17 @@ struct ExpBase {
 #endif
   static ExpBase of(float m) { return of(broadcast(m)); }
 };
-// Several vectors have one base, or each has its own.
+// All vectors have one base, or each has its own.
 ONEPASS_INLINE const ExpBase& base_of(const ExpBase& base, int) { return base; }
 template <int K>
 ONEPASS_INLINE const ExpBase& base_of(const ExpBase (&bases)[K], int k) {
   return bases[k];
 }
 
-// Exponentials are computed for several vectors at a time, step by step: the steps of one vector all wait for each
-// other. v is at most 0, -inf, or NaN (relative to its base).
+// Exponentials are computed for several vectors at a time, step by step, because the steps of one vector all depend on
+// each other. v is at most 0, -inf, or NaN (relative to its base).
 #define ONEPASS_EACH for (int k = 0; k < K; ++k)
-// 2^(v * log2(e)) = 2^f * power. A v below `lowest` becomes that, and a NaN stays one.
+// 2^(v * log2(e)) = 2^f * power. A v below `lowest` is replaced by `lowest`; a NaN stays NaN.
 template <int K, class Base>
 ONEPASS_INLINE void reduce_range(Vec (&v)[K], Vec (&f)[K], Vec (&power)[K], const Base& base) {
   ONEPASS_EACH v[k] = max(base_of(base, k).lowest, v[k]);
@@ -87,9 +90,10 @@ ONEPASS_INLINE void reduce_range(Vec (&v)[K], Vec (&f)[K], Vec (&power)[K], cons
   ONEPASS_EACH power[k] = Vec(IntVec(power[k]) << 23);
 }
 
-// Good to 1 ulp. With a fused multiply-add: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 whose own
-// error is 2^-28. Without: log(2) in two terms (Cody & Waite), no product is rounded that counts, and a polynomial of
-// exp(r) for |r| <= log(2) / 2, that of Cephes' expf.
+// Accurate to 1 ulp. With FMA: log2(e) in two terms, and a polynomial of 2^f for |f| <= 1/2 with an error of 2^-28.
+// Without FMA: log(2) in two terms (Cody & Waite), so that no product that matters is rounded, and the polynomial of
+// exp(r) for
+// r| <= log(2) / 2 of Cephes' expf.
 struct ExpFloat {
   template <int K, class Base = ExpBase>
   static ONEPASS_INLINE void apply(Vec (&v)[K], const Base& base = {}) {
@@ -120,11 +124,11 @@ struct ExpFloat {
   }
 };
 
-// For 16-bit results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0, good to 2^-18 (degree 4, float16) or 2^-13
-// (degree 3, bfloat16), a 64th and a 16th of the rounding of the result.
+// For 16-bit results: a polynomial of 2^f for |f| <= 1/2, exact for f = 0. The error is 2^-18 (degree 4, float16) or
+// 2^-13 (degree 3, bfloat16), a 64th or a 16th of the rounding error of a result.
 template <int Degree>
 struct ExpHalf {
-  Vec coefficient[Degree + 1];  // times `factor`: exponentials that are multiplied by a number cost nothing more
+  Vec coefficient[Degree + 1];  // times `factor`: then exponentials are multiplied by a number at no extra cost
 
   ONEPASS_INLINE explicit ExpHalf(float factor = 1) {
     constexpr float kThree[] = {1, 0.69328293f, 0.24221096f, 0.05500893f, 0};
@@ -145,7 +149,8 @@ struct ExpHalf {
   }
 };
 
-// Of doubles, to 1 ulp: 2^k in two factors, and the series of exp(r) for |r| <= ln(2) / 2. Any v will do.
+// For doubles, accurate to 1 ulp: 2^k in two factors, and the series of exp(r) for |r| <= ln(2) / 2. v may be any
+// number.
 struct ExpDouble {
   template <int K>
   static ONEPASS_INLINE void apply(V<double> (&v)[K]) {
@@ -193,7 +198,7 @@ ONEPASS_INLINE void exp_relative_to(const ExpBase& base, Vec (&v)[K]) {
   }
 }
 
-// The exponential of m relative to the base of m: sums that are relative to the base are too large by this factor.
+// The exponential of m relative to the base of m. Sums that are relative to the base are too large by this factor.
 template <class Exp>
 inline double relative_to_base(float m) {
   Vec one[1] = {broadcast(m)};
@@ -203,7 +208,7 @@ inline double relative_to_base(float m) {
 
 // Logarithms and reciprocals ------------------------------------------------------------------------------------------
 
-// The natural logarithm of a positive normal number, or NaN, in two floats, good to 2^-25 or half an ulp (the
+// The natural logarithm of a positive normal number or NaN, as two floats, accurate to 2^-25 or half an ulp (the
 // polynomial is that of Cephes' logf).
 ONEPASS_INLINE HighLow log_high_low(const CompensatedVec& l) {
   const IntVec bits = IntVec(l.sum), k = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is sqrt(1/2)
@@ -218,12 +223,12 @@ ONEPASS_INLINE HighLow log_high_low(const CompensatedVec& l) {
   p = p * f + 3.3333331174e-1f;
   const Vec error = (l.error / l.sum + 0.0009765625f) - 0.0009765625f;  // rounds what exp(-100) and the like leave to 0
   const Vec curve = (p * square * f - 0.5f * square) + exponent * -2.12194440e-4f + error;
-  const Vec line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact but for large n
+  const Vec line = exponent * 0.693359375f + f;  // within [0, log(n)]; exact except for large n
   const Vec high = line + curve;
   return {high, (line - high) + curve + (l.sum - l.sum)};
 }
 
-// m + log(l), in two floats.
+// m + log(l) as two floats.
 ONEPASS_INLINE HighLow log_sum_exp(Vec m, const CompensatedVec& l) {
   const HighLow log = log_high_low(l);
   CompensatedVec both = {m, Vec{}};
@@ -231,7 +236,7 @@ ONEPASS_INLINE HighLow log_sum_exp(Vec m, const CompensatedVec& l) {
   return {both.sum, both.error + log.low};
 }
 
-// 1 / v, good to 1 ulp. v is positive and finite.
+// 1 / v, accurate to 1 ulp. v is positive and finite.
 ONEPASS_INLINE Vec inverse(Vec v) {
 #if defined(__AVX512F__)
   const Vec near = Vec(_mm512_rcp14_ps(__m512(v)));  // a step of Newton's is faster than a division
@@ -241,7 +246,7 @@ ONEPASS_INLINE Vec inverse(Vec v) {
 #endif
 }
 
-// 1 / l, in two floats. l is positive and finite; of any other l callers replace the result.
+// 1 / l as two floats. l is positive and finite; for any other l, callers replace the result.
 ONEPASS_INLINE HighLow reciprocal(const CompensatedVec& l) {
 #if defined(__FMA__)
   const Vec high = inverse(l.sum);
@@ -256,8 +261,8 @@ ONEPASS_INLINE HighLow reciprocal(const CompensatedVec& l) {
 // Numbers times exponentials: a * exp(v), v at most 0, -inf, or NaN ---------------------------------------------------
 
 #if defined(__AVX512F__)
-// A factor of exponentials. Its exponent goes into theirs, so that a product takes one multiplication and is rounded
-// once. The factor keeps 2^-64, so that an exponential may be that much smaller than any number.
+// A factor of exponentials. Its exponent is moved into the exponentials, so that a product takes one multiplication and
+// is rounded once. The factor keeps 2^-64, so that an exponential may be smaller than any number by that much.
 struct ExpFactor {
   Vec factor;
   ExpBase base;
@@ -271,14 +276,14 @@ struct ExpFactor {
   }
 };
 
-// A whole table of 2^(j / 16) is one vector, and one step looks all lanes up in it: the polynomial of the rest has two
-// or three terms instead of four to six. These are the bits, less j in the place of the exponent's sixteenths: adding
-// (16 k + j) there makes 2^k of it.
+// The whole table of 2^(j / 16) fits into one vector, and one instruction looks up all lanes. The polynomial of the
+// rest then has two or three terms instead of four to six. Entries are the bits of a float, minus j at the place of
+// sixteenths of the exponent: adding 16 k + j there gives 2^k times the entry.
 alignas(64) inline constexpr int32_t kExp2Table[16] = {
     0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
     0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 
-// Good to 2^-21 (`Half`) or 1 ulp. The steps are those of reduce_range, with `f` in sixteenths.
+// Accurate to 2^-21 (`Half`) or 1 ulp. The steps are those of reduce_range, with `f` in sixteenths.
 template <bool Half, int K>
 ONEPASS_INLINE void exp_with_factor(Vec (&v)[K], const ExpBase& base) {
   constexpr float scale = kLog2e * 16, part = 1.0f / 16;
@@ -306,7 +311,8 @@ struct ExpFactor {
   static ONEPASS_INLINE ExpFactor of(Vec a) { return {a, {}}; }
 };
 
-// The degree is 4 for both 16-bit types: in differences of products terms cancel, and a shorter polynomial would show.
+// The degree is 4 for both 16-bit types: in differences of products terms cancel, so a shorter polynomial would be
+// visible.
 template <bool Half, int K>
 ONEPASS_INLINE void exp_with_factor(Vec (&v)[K], const ExpBase&) {
   std::conditional_t<Half, ExpHalf<4>, ExpFloat>::apply(v);

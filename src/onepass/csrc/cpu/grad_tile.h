@@ -1,11 +1,12 @@
-// grad_tile.h: gradients of a tile (tiles.h), whose operands are what the forward saved and the gradient of its result.
+// grad_tile.h: computes gradients of a tile (tiles.h). The operands are the tensor y that the forward saved and the
+// gradient g of the forward's result. The steps:
 //
-//   sum       what each row's elements add up to: y * g, or g
+//   sum       the sum over each row: of y * g, or of g
 //   numbers   what the epilogue needs of the sum
 //   results   dx of each element
 //
-// Columns are read where they are, in their own type. They are summed some steps at a time across the whole tile: long
-// runs are read, and few pages at a time.
+// Columns are read in place, in their own type. They are summed a few steps at a time across the whole tile, so that
+// long runs are read, and few pages at a time.
 #pragma once
 
 #include "backward.h"
@@ -13,18 +14,18 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kSumSteps = 8;  // that are added in plain floats; doubles have no wider sums that would hide it
+constexpr int64_t kSumSteps = 8;  // steps that are added as plain floats; doubles have no wider type for sums
 template <class A>
 constexpr int64_t kPlainSteps = std::is_same_v<A, double> ? 1 : kSumSteps;
 
-// The operands, of elements of type E: `width` adjacent rows, `y_step` and `g_step` from one step to the next.
+// The operands, of elements of type E: `width` adjacent rows; `y_step` and `g_step` are the strides between steps.
 template <class E>
 struct Operands {
   const E *y, *g;
-  int64_t y_step, g_step, width, y_ahead, g_ahead;  // elements to what is fetched meanwhile; 0 for none
+  int64_t y_step, g_step, width, y_ahead, g_ahead;  // distance in elements to what is prefetched; 0 for none
 };
 
-// The lanes of a vector of which `count` are there.
+// Loads a vector of which only `count` lanes exist.
 template <bool kAll, class E>
 ONEPASS_INLINE V<Acc<E>> load_lanes(const E* from, int64_t count) {
   if constexpr (std::is_same_v<E, double>) {
@@ -38,9 +39,9 @@ ONEPASS_INLINE V<Acc<E>> load_lanes(const E* from, int64_t count) {
     return load_tail(from, count, 0);
   }
 }
-// Adds some steps of `across` vectors in plain numbers, and calls last(w, sum) for each vector. One step
-// comes after another: the hardware fetches one run of each operand ahead, not several. `grads`: (softmax) a gradient
-// per row; or null.
+// Adds a few steps of `across` vectors as plain numbers, and calls last(w, sum) for each vector. The steps come one
+// after another, because the hardware prefetches one run of each operand, not several. `grads`: (softmax) a gradient
+// per row, or null.
 template <GradOp Op, class E, class Last, class A = Acc<E>>
 ONEPASS_INLINE void sum_steps(const Operands<E>& of, int64_t depth, int64_t across, bool fetches, const V<A>* grads,
                               Last last) {
@@ -70,7 +71,7 @@ ONEPASS_INLINE void sum_steps(const Operands<E>& of, int64_t depth, int64_t acro
   }
   for_each([&](int64_t w, V<A> v) __attribute__((always_inline)) { last(w, sums[w] + v); });
 }
-// Adds `depth` steps of the operands to sums and their errors.
+// Adds `depth` steps of the operands to the sums and their errors.
 template <GradOp Op, class E, class A = Acc<E>>
 __attribute__((noinline)) void add_steps(Operands<E> of, int64_t depth, int64_t across, bool fetches, V<A>* sums,
                                          V<A>* errors, const V<A>* grads) {
@@ -81,24 +82,24 @@ __attribute__((noinline)) void add_steps(Operands<E> of, int64_t depth, int64_t 
   }
 }
 
-// Of a saved tensor of type S, for dx of type D.
+// The gradients of a tile: S is the type of the saved tensor, and D that of dx.
 template <GradOp Op, class S, class D>
 struct GradTile {
   using A = std::conditional_t<std::is_same_v<S, double>, double, float>;
   using Vector = V<A>;
   static constexpr int L = kLanes<A>;
   static constexpr bool kPointwise = Op == GradOp::logsumexp;
-  // An exponential of a NaN is a NaN of any bits.
+  // The exponential of a NaN is a NaN with any bits.
   static constexpr bool kInputNan = onepass::ONEPASS_ISA::kInputNan<S, D> || (Op != GradOp::softmax && sizeof(D) == 2);
   template <class Direct>
-  static constexpr bool kReplaces = !Direct::value;  // results take the place of elements
+  static constexpr bool kReplaces = !Direct::value;  // results replace elements
   TileShape shape;
-  int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
+  int64_t parts = 1, columns = 0;  // parts of a row, one per lane; rows that are cut into parts
   A *t, *t_grad, slope;
-  Operands<S> direct;    // of columns
-  bool fetches = false;  // the hardware fetches float32 of wide columns itself
-  bool grad_is_per_row;  // `b` has it
-  // Sums with their errors; then numbers of the epilogue. `b`: the result of logsumexp, or a gradient per row.
+  Operands<S> direct;    // for columns
+  bool fetches = false;  // not for wide columns of float32, which the hardware prefetches itself
+  bool grad_is_per_row;  // it is in `b`
+  // Sums and their errors; later the epilogue's numbers. `b`: the result of logsumexp, or a gradient per row.
   static constexpr int64_t kVectors = std::max(kMaxSequences, kGradLineBytes / int64_t(sizeof(S)) / L);
   Vector a[kVectors], error[kVectors], b[kVectors];
 
@@ -107,12 +108,12 @@ struct GradTile {
     return {t + at, t_grad + at, across, across, across, 0, 0};
   }
 
-  // A row's gradient of log_softmax that is the same everywhere needs no additions.
+  // For log_softmax, a gradient that is the same for the whole row needs no additions.
   bool has_sums() const { return Op == GradOp::softmax || (!kPointwise && !grad_is_per_row); }
   void begin_sums() {
     for (int64_t s = 0; s < shape.sequences(); ++s) a[s] = error[s] = Vector{};
   }
-  // Adds the steps of the operands to the sums.
+  // Add the steps of the operands to the sums.
   void add_direct() { add(direct, 0); }
   void add_tile() {
     for (int64_t g = 0; g < shape.groups; ++g) add(in_tile(g), g * shape.across);
@@ -122,8 +123,8 @@ struct GradTile {
     add_steps<Op>(of, shape.depth, shape.across, fetches, a + first, error + first,
                   grad_is_per_row ? b + first : nullptr);
   }
-  // dx of columns of W vectors where they are, of which the last may have fewer lanes: their sums are in registers.
-  // Calls put(i, v) with the vectors of step i.
+  // dx of columns of W vectors in place. The last vector may have fewer lanes. The sums are in registers. Calls put(i,
+  // v) with the vectors of step i.
   template <int W, class Put>
   ONEPASS_INLINE void narrow_columns(Put put) const {
     const int64_t rest = direct.width - (W - 1) * L;
@@ -160,13 +161,13 @@ struct GradTile {
     if (shape.across == W) return narrow_columns<W>(put);
     if constexpr (W > 1) columns_in_registers<W - 1>(put);
   }
-  // The numbers of a few steps of columns.
+  // The numbers of columns with few steps.
   __attribute__((noinline)) void numbers_of_few() {
     sum_steps<Op>(direct, shape.depth, shape.across, fetches, static_cast<const Vector*>(nullptr),
                   [this](int64_t w, Vector sum) __attribute__((always_inline)) { a[w] = number_of(sum, Vector{}); });
   }
 
-  // Adds the sums of the lanes of each row, and makes the numbers of the epilogue.
+  // Adds the sums of the lanes of each row, and computes the epilogue's numbers.
   void numbers(int64_t n) {
     for (int64_t s = 0; !has_sums() && s < shape.sequences(); ++s) a[s] = kPointwise ? a[s] * slope : b[s] * A(n);
     if (!has_sums()) return;
@@ -182,14 +183,14 @@ struct GradTile {
     }
     for (int64_t s = 0; s < shape.sequences(); ++s) a[s] = number_of(a[s], error[s]);
   }
-  // Of a sum and its error.
+  // The epilogue's number, from a sum and its error.
   ONEPASS_INLINE Vector number_of(Vector sum, Vector error) const {
     const Vector total = sum + error, right = total - total == Vector{} ? total : sum;
     return Op == GradOp::softmax ? right * -slope : right;
   }
 
   void begin_results(int64_t, int64_t) {}
-  // dx of K vectors, given in y.
+  // dx of K vectors, which replaces y.
   template <int K>
   ONEPASS_INLINE void results_of(Vector (&y)[K], const Vector (&g)[K], const Vector* a, const Vector* b) const {
     if constexpr (Op == GradOp::softmax) {
@@ -244,7 +245,7 @@ struct GradTile {
       put(w, v);
     }
   }
-  // Calls put(w, v) with dx of vectors of a step, of operands where they are, or in the tile.
+  // Calls put(w, v) with dx of the vectors of a step. The operands are in place (Direct) or in the tile.
   template <class Direct, class Put>
   ONEPASS_INLINE void step_results(int64_t i, Put put) const {
     if constexpr (Direct::value) {

@@ -1,5 +1,5 @@
-// isa_dispatch.h: the instruction set of the CPU engine, chosen once per process, and the driver that executes a plan.
-// It is the best instruction set that this CPU has, or the one that ONEPASS_CPU_CAPABILITY names ("baseline", "avx2",
+// isa_dispatch.h: chooses the instruction set of the CPU engine, once per process, and executes plans on threads. The
+// instruction set is the best one that this CPU has, or the one that ONEPASS_CPU_CAPABILITY names ("baseline", "avx2",
 // "avx512").
 #pragma once
 
@@ -67,7 +67,7 @@ struct CpuEngine {
    isa::run_sum,                   \
    isa::merge_sums}
 inline const CpuEngine kCpuEngines[] = {
-// the best first
+// best first
 #ifdef ONEPASS_AVX512
     ONEPASS_ENGINE(avx512,
                    [] {

@@ -1,4 +1,4 @@
-// reduce_simd.h: reductions over the lanes of a vector, of one row or of a row per lane, and compensated sums.
+// reduce_simd.h: reductions over the lanes of a vector, for one row or for one row per lane, and compensated sums.
 #pragma once
 
 #include "simd.h"
@@ -9,8 +9,8 @@ template <int Distance, size_t... Lane>
 ONEPASS_INLINE Vec swap_lanes(Vec v, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(v, v, int(Lane ^ Distance)...);
 }
-// Merges all lanes of a vector in the order of transpose_reduce, so that a row's sum has the same bits alone: each lane
-// with the one that is 2 away, then 1, 4 and 8.
+// Merges all lanes of a vector in the same order as transpose_reduce, so that a row's sum has the same bits in both:
+// each lane with the one that is 2 lanes away, then 1, 4 and 8.
 template <int Level = 0, class Merge>
 ONEPASS_INLINE float reduce_lanes(Vec v, Merge merge) {
   if constexpr (1 << Level == kWidth) {
@@ -31,21 +31,21 @@ ONEPASS_INLINE double reduce_sum(DoubleVec v) {
   return sum;
 }
 
-// A number of each lane in two floats.
+// A number in each lane, as the sum of two floats.
 struct HighLow {
   Vec high, low;
 };
 
-// A sum per lane, with the rounding errors of its additions beside it.
+// A sum in each lane, and the rounding errors of its additions.
 struct CompensatedVec {
   Vec sum{}, error{};
   ONEPASS_INLINE void add(Vec e) { add_compensated(sum, error, e); }
   double total() const { return reduce_sum(to_double(sum) + to_double(error)); }
 };
 
-// kWidth vectors, one per row, become one vector with one row per lane: a transpose and a reduction at the same time.
-// At each level two rows are shuffled into the low and high vectors that are merged next. `row_lane` is the lane of
-// (a, b) that a lane of the low vector is; that of the high vector is `up` lanes further. Level 0 unpacks, which is one
+// Reduces kWidth vectors, one per row, to one vector with one row per lane: a transpose and a reduction at once. At
+// each level two rows are shuffled into a low and a high vector, which are merged next. `row_lane` is the lane of (a,
+// b) that goes to a lane of the low vector; for the high vector it is `up` lanes further. Level 0 is an unpack: one
 // instruction.
 constexpr int row_lane(int level, int lane) {
   const int of_b = (lane >> level & 1) * kWidth;
@@ -70,7 +70,7 @@ ONEPASS_INLINE Vec transpose_reduce(Vec (&rows)[Rows], Merge merge) {
     return transpose_reduce<Level + 1>(next, merge);
   }
 }
-// transpose_reduce of compensated sums.
+// transpose_reduce for compensated sums.
 template <int Level = 0, int Rows>
 ONEPASS_INLINE CompensatedVec transpose_sum(Vec (&sums)[Rows], Vec (&errors)[Rows]) {
   if constexpr (Rows == 1) {
@@ -89,7 +89,7 @@ ONEPASS_INLINE CompensatedVec transpose_sum(Vec (&sums)[Rows], Vec (&errors)[Row
   }
 }
 
-// Whether any lane has a bit that is set.
+// Whether any bit of any lane is set.
 template <class A>
 ONEPASS_INLINE bool any_lane(V<A> marks) {
 #if defined(__AVX512F__)

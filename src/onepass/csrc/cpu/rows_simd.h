@@ -1,11 +1,14 @@
-// rows_simd.h: rows of unit stride in vectors of floats (tiles.h has all others, and doubles).
+// rows_simd.h: rows of unit stride as vectors of floats. (tiles.h handles all other rows, and doubles.)
 //
-//   a row that fits a core's cache: maximum -> exponentials, which are stored, and their sum -> scale -> store. This is
-//                                   one pass over memory.
-//   a longer row:                   chunks of a fixed length, one state per chunk, merged in order. Then each element
-//                                   is read again and goes through the epilogue.
+//   a row that fits into a core's cache:   maximum -> exponentials, which are stored, and their sum -> scale -> store.
+//   This
+//                                          is one pass over memory.
+//   a longer row:                          chunks of a fixed length, one state per chunk, merged in order. Then each
+//   element
+//                                          is read again, and the epilogue is applied.
 //
-// The exponentials are stored in the output, or in the thread's scratch memory for 16-bit types and streaming stores.
+// The exponentials are stored in the output or, for 16-bit types and streaming stores, in the scratch memory of the
+// thread.
 #pragma once
 
 #include "plan.h"
@@ -15,7 +18,7 @@ namespace onepass::ONEPASS_ISA {
 
 static_assert(kMaxWholeRow <= kScratch);
 
-// Merges all lanes of a vector of 16-bit numbers, but for the last two.
+// Merges all lanes of a vector of 16-bit numbers into the last two.
 template <int Distance = kWidth / 2, class Wide, class Merge>
 ONEPASS_INLINE auto reduce_to_pair(Wide v, Merge merge) {
   if constexpr (Distance == 0) {
@@ -25,8 +28,8 @@ ONEPASS_INLINE auto reduce_to_pair(Wide v, Merge merge) {
   }
 }
 
-// The maximum of 16-bit numbers by their bits: as integers, positive numbers rise with their bits and negative ones
-// fall. If there is a NaN, it may be the result.
+// The maximum of 16-bit numbers, found by their bits: as integers, positive numbers increase with their bits, and
+// negative numbers decrease. If there is a NaN, it may be the result.
 template <class In>
 float maximum_of_bits(const In& row, int64_t n) {
   constexpr int kLanes = 2 * kWidth;
@@ -60,7 +63,7 @@ template <class In>
 float row_maximum(const In& row, int64_t n) {
   if constexpr (sizeof(typename In::X) == 2) {
     const float m = n >= 2 * kWidth ? maximum_of_bits(row, n) : std::numeric_limits<float>::quiet_NaN();
-    if (m == m) return m;  // the maximum of a row with a NaN is the largest of the other elements
+    if (m == m) return m;  // the maximum of a row that has a NaN is the largest of its other elements
   }
   Vec m[4] = {broadcast(-kInf<float>), broadcast(-kInf<float>), broadcast(-kInf<float>), broadcast(-kInf<float>)};
   int64_t i = 0;
@@ -78,9 +81,9 @@ float row_maximum(const In& row, int64_t n) {
   return reduce_max(max(max(m[0], m[1]), max(m[2], m[3])));
 }
 
-// The sum of the exponentials relative to ExpBase::of(m), for results of type Y. The exponentials go to `exps`, if
-// kStore. Four vectors are added in plain floats: an eighth that is much smaller than the first would always be rounded
-// the same way.
+// The sum of the exponentials relative to ExpBase::of(m), for results of type Y. With kStore, the exponentials are
+// stored to `exps`. At most four vectors are added as plain floats: with eight, a last one that is much smaller than
+// the first would always be rounded the same way.
 template <bool kStore, class Y, class In>
 double row_exp_sum(const In& row, int64_t n, float m, float* exps) {
   const ExpBase base = ExpBase::of(m);
@@ -90,11 +93,11 @@ double row_exp_sum(const In& row, int64_t n, float m, float* exps) {
     exp_relative_to<ExpFor<Y>>(base, e);
     if constexpr (kStore) store_vectors<false, false>(exps + i, e, count...);
   };
-  Vec previous{};  // is added one step later: an addition that waits for exponentials would delay the next ones
+  Vec previous{};  // added one step later: an addition that waits for exponentials would delay the next ones
   int64_t i = 0;
   for (; i + kUnroll <= n; i += kUnroll) {
     total.add(previous);
-    // The elements behind the row are fetched meanwhile: no row's first pass should wait for memory.
+    // Prefetches the elements behind the row, so that the first pass over the next row need not wait for memory.
     row.fetch(n + i, kUnroll);
     Vec e[4];
     exp_of(i, e);
@@ -113,16 +116,16 @@ double row_exp_sum(const In& row, int64_t n, float m, float* exps) {
   return total.total();
 }
 
-// Stores a row. `compute(i, v)` makes the results of the vectors from element i on, and `compute(i, v, count)` those of
-// the first `count` elements of one. `Paired`: what it reads is deinterleaved already, so that vectors stay in their
-// pairs. TiesUp, InputNan: see store_vectors.
+// Stores a row. `compute(i, v)` computes the results of the vectors from element i on, and `compute(i, v, count)` those
+// of the first `count` elements of one vector. `Paired`: what it reads is already deinterleaved, so vectors stay in
+// pairs. For TiesUp and InputNan see store_vectors.
 template <bool Deinterleave, bool Paired, bool TiesUp, bool InputNan, class Y, class Compute>
 ONEPASS_INLINE void store_row(Y* y, int64_t n, bool streaming, Compute compute) {
-  // Streaming stores write whole lines. A row whose vectors stay in their pairs has to begin and end with a line.
+  // Streaming stores write whole lines. If vectors stay in pairs, the row must begin and end with a line.
   constexpr int64_t line = kLine / int64_t(sizeof(Y));
   const int64_t head = int64_t(-uintptr_t(y) % kLine / sizeof(Y));
   const bool streams = streaming && (Paired ? head == 0 && n % line == 0 : n >= head + line);
-  // First up to a line, and then whole steps and what is left. Each has its code once.
+  // The first round goes up to a line, the second one does whole steps and the rest. So each has its code only once.
   int64_t i = 0, end = streams ? head : n;
   do {
     for (const int64_t steps = end == n ? n : 0; i + kUnroll <= steps; i += kUnroll) {
@@ -154,7 +157,7 @@ inline void store_row_of(const Reader& reader, Y* y, int64_t n, bool streaming, 
                                            });
 }
 
-// Reads exponentials that were stored.
+// Reads stored exponentials.
 struct ExpReader {
   const float* exps;
   template <int K, class... Count>
@@ -163,10 +166,10 @@ struct ExpReader {
   }
 };
 
-// Is a maximum infinite, NaN, or too large for an ExpBase?
+// Whether a maximum is infinite, NaN, or too large for an ExpBase.
 inline bool exceeds_base(float m) { return !(std::fabs(m) <= ExpBase::kMaxMagnitude); }
 
-// Reads the elements of a row, or of a part of it, and stores its results. l is the row's sum relative to m.
+// Reads the elements of a row, or of a part of it, and stores their results. l is the sum of the row relative to m.
 template <class Epilogue, class In, class Y>
 void finish_from_input(const In& row, Y* y, int64_t n, float m, double l, bool streaming) {
   using Exp = ExpFor<Y>;
@@ -191,7 +194,7 @@ void finish_from_input(const In& row, Y* y, int64_t n, float m, double l, bool s
   }
 }
 
-// A row of any values. The sink is one more element, which has no result; `nothing` is that of RowTile.
+// A row with any values. The sink is one more element, without a result; for `nothing` see RowTile.
 template <class Epilogue, class In, class Y>
 __attribute__((noinline)) void row_by_tile(const In& row, Y* y, int64_t n, int64_t sum_offset,
                                            float sink = -kInf<float>, float nothing = kNan<float>) {
@@ -225,11 +228,11 @@ void row_simd(const In& row, Y* y, int64_t n, int64_t sum_offset, bool streaming
   }
 }
 
-// Are the exponentials of a chunk stored in the output, relative to the chunk's own maximum?
+// Whether the exponentials of a chunk are stored in the output, relative to the chunk's own maximum.
 template <class Epilogue, class Y>
 constexpr bool kStoresChunkExps = sizeof(Y) == 4 && Epilogue::kFromExp;
 
-// The state of a chunk of a long row, for results of type Y. If `exps` is not null, the chunk's exponentials go there.
+// The state of a chunk of a long row, for results of type Y. If `exps` is not null, the exponentials are stored there.
 template <class Y, class In>
 State<float> chunk_state(const In& chunk, int64_t n, float* exps) {
   State<float> state = {row_maximum(chunk, n), {}};
@@ -240,7 +243,7 @@ State<float> chunk_state(const In& chunk, int64_t n, float* exps) {
   return state;
 }
 
-// Stores the results of a chunk, given the state of its row. `stored`: y holds the chunk's exponentials, relative to
+// Stores the results of a chunk, given the state of its row. `stored`: y has the exponentials of the chunk, relative to
 // `chunk_m`.
 template <class Epilogue, class In, class Y>
 void finish_chunk(const In& chunk, Y* y, int64_t n, const State<float>& row, bool stored, float chunk_m,
@@ -251,8 +254,8 @@ void finish_chunk(const In& chunk, Y* y, int64_t n, const State<float>& row, boo
     if (stored) {
       const double base = exceeds_base(chunk_m) ? 1 : relative_to_base<ExpFor<Y>>(chunk_m);
       const double scale = std::isfinite(chunk_m) ? std::exp(double(chunk_m) - double(row.m)) / (l * base) : 0;
-      // A chunk may be so far below the row's maximum that its scale is no normal float. It then takes two steps, of
-      // which the second is a power of two.
+      // A chunk may be so far below the row's maximum that its scale is not a normal float. Then it is applied in two
+      // steps, the second of which is a power of two.
       const bool tiny = scale < double(kExpUnscale);
       const double raised = tiny ? 0x1p126 : 1;
       Epilogue epilogue = Epilogue::of(row.m, 1 / (scale * raised));

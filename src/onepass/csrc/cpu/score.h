@@ -1,5 +1,5 @@
-// score.h: the input of a call as kernels read it, and what happens to an element before its row is reduced: the score
-// of softmin is minus the element. The sign is changed in a copy: that of a tile, or one of a row.
+// score.h: the input of a call as kernels read it, and the score of an element, which is computed before its row is
+// reduced. For softmin the score is minus the element: the sign is changed in a copy, of a tile or of a row.
 #pragma once
 
 #include "simd.h"
@@ -7,7 +7,7 @@
 namespace onepass::ONEPASS_ISA {
 
 inline bool negates(const Problem& call) { return call.function == Function::softmin; }
-// Each score is its element times a constant, the slope, which is its derivative.
+// A score is its element times a constant, the slope, which is also its derivative.
 inline double score_slope(const Problem& call) { return negates(call) ? -call.factor : call.factor; }
 
 // Copies elements with the other sign.
@@ -29,7 +29,7 @@ void copy_negated(const X* from, X* to, int64_t count) {
   for (; i < count; ++i) copy(i, Bits());
 }
 
-// Y is the type of the result: where it is narrower than that of the input, torch rounds the input to it first.
+// Y is the type of the result. If it does not hold all values of X, the input is rounded to Y first, as in torch.
 template <class From, class Y>
 struct Input {
   using X = From;
@@ -39,7 +39,7 @@ struct Input {
 
   ONEPASS_INLINE Input operator+(int64_t offset) const { return {x + offset}; }
   ONEPASS_INLINE Acc<Y> operator[](int64_t i) const { return round_through<Y>(x[i]); }
-  // load_vectors from element i on. Lanes behind `count` are -inf.
+  // Loads vectors from element i on (see load_vectors). Lanes from `count` on are -inf.
   template <int K, class... Count>
   ONEPASS_INLINE void load(int64_t i, Vec (&v)[K], Count... count) const {
     if constexpr (sizeof...(count)) {
@@ -60,7 +60,7 @@ struct Input {
     load(i, v);
     return v[0];
   }
-  // Fetches the elements from element i on.
+  // Prefetches `count` elements, from element i on.
   ONEPASS_INLINE void fetch(int64_t i, int64_t count) const {
     constexpr int64_t line = 64 / int64_t(sizeof(X));
     for (int64_t j = 0; j < count; j += line) __builtin_prefetch(x + i + j);

@@ -1,6 +1,6 @@
-// simd.h: vectors of floats, as wide as the instruction set has them, as the compiler's own vector types: loads and
-// stores of every element type, streaming stores, reductions over lanes, and the scratch memory of a thread. Intrinsics
-// stand only where the compiler makes several instructions of one, and for streaming stores, which the language lacks.
+// simd.h: vectors of floats, as wide as the instruction set allows. They are the compiler's own vector types. The file
+// has loads and stores of all element types, streaming stores, and the scratch memory of a thread. Intrinsics are used
+// only where the compiler would emit several instructions for one, and for streaming stores, which the language lacks.
 #pragma once
 
 #include <cstdlib>
@@ -27,13 +27,13 @@ typedef int32_t IntVec __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t UintVec __attribute__((vector_size(4 * kWidth)));
 typedef double DoubleVec __attribute__((vector_size(8 * kWidth)));
 typedef uint16_t Uint16Vec __attribute__((vector_size(2 * kWidth)));
-// These two are as long as a vector of floats and have twice its lanes.
+// These two have the size of a vector of floats, and twice as many lanes.
 typedef int16_t WideInt16Vec __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t WideUint16Vec __attribute__((vector_size(4 * kWidth)));
 using Lanes = std::make_index_sequence<kWidth>;
 
-// Beside a general path there may be one for what is frequent. Where there are several instruction sets, the baseline,
-// which serves x86 processors without AVX2 alone, has none of these: less to compile and to carry.
+// Whether frequent cases have a faster path beside the general one. If there are several instruction sets, the
+// baseline, which only serves x86 processors without AVX2, has none: less to compile and to ship.
 constexpr bool kHasFastPaths =
 #if defined(ONEPASS_AVX2) && !defined(__AVX2__)
     false;
@@ -41,7 +41,7 @@ constexpr bool kHasFastPaths =
     true;
 #endif
 
-// Vectors of A: as long as those of floats.
+// Vectors of A, with the size of a vector of floats.
 template <class A>
 struct VecOf {
   typedef A type __attribute__((vector_size(4 * kWidth)));
@@ -71,8 +71,8 @@ ONEPASS_INLINE void store_as(To* to, Value v) {
 
 ONEPASS_INLINE Vec broadcast(float v) { return v - Vec{}; }
 
-// The larger of each pair of lanes. If either is a NaN, the result is `b`. This is one instruction, of which the
-// compiler makes two.
+// The larger of each pair of lanes. If either is a NaN, the result is `b`. This is one instruction; the compiler would
+// emit two.
 #if defined(__AVX512F__)
 ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm512_max_ps(__m512(a), __m512(b))); }
 #elif defined(__AVX__)
@@ -83,11 +83,11 @@ ONEPASS_INLINE Vec max(Vec a, Vec b) { return Vec(_mm_max_ps(__m128(a), __m128(b
 ONEPASS_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 #endif
 
-// max for floats or doubles; the compiler makes one instruction of the second.
+// max for floats or doubles; for doubles the compiler emits one instruction by itself.
 ONEPASS_INLINE Vec max_as(Vec a, Vec b) { return max(a, b); }
 ONEPASS_INLINE V<double> max_as(V<double> a, V<double> b) { return a > b ? a : b; }
 
-// a * b + c, rounded once where the machine can, whatever the compiler makes of products and sums that it sees.
+// a * b + c, rounded once if the machine can, whatever the compiler does with products and sums that it sees.
 #if defined(__AVX512F__) && defined(__FMA__)
 ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c))); }
 #elif defined(__AVX__) && defined(__FMA__)
@@ -99,7 +99,7 @@ ONEPASS_INLINE Vec fmadd(Vec a, Vec b, Vec c) { return a * b + c; }
 // Loads and stores ----------------------------------------------------------------------------------------------------
 
 #if defined(__AVX2__)
-// As many 16-bit elements as a vector has lanes.
+// As many 16-bit elements as a vector of floats has lanes.
 #if defined(__AVX512F__)
 using Packed = __m256i;
 ONEPASS_INLINE UintVec widen_bits(Packed v) { return UintVec(_mm512_cvtepu16_epi32(v)); }
@@ -139,8 +139,8 @@ ONEPASS_INLINE Vec load_vector(const T* from) {
   }
 }
 
-// Converts a vector to the elements of T. `InputNan`: a NaN may have come from the input, with any bits. Otherwise NaNs
-// come from arithmetic, and their low bits are zero.
+// Converts a vector to elements of T. `InputNan`: NaNs may come from the input, with any bits. Otherwise NaNs come from
+// arithmetic, and their low bits are 0.
 template <class T, bool InputNan = false>
 ONEPASS_INLINE auto convert(Vec v) {
   if constexpr (std::is_same_v<T, float>) {
@@ -173,7 +173,7 @@ ONEPASS_INLINE void store_vector(T* to, Vec v) {
   std::memcpy(to, &converted, sizeof converted);
 }
 
-// Streaming stores write around the caches.
+// Streaming stores bypass the caches.
 constexpr bool kHasStreamingStores =
 #if defined(__AVX__)
     true;
@@ -181,7 +181,7 @@ constexpr bool kHasStreamingStores =
     false;
 #endif
 
-// `to` is aligned to the converted vector.
+// `to` must be aligned to the size of the converted vector.
 template <bool InputNan = false, class T>
 ONEPASS_INLINE void stream_vector(T* to, Vec v) {
 #if defined(__AVX__)
@@ -207,7 +207,7 @@ ONEPASS_INLINE void fence_streaming_stores() {
 #endif
 }
 
-// Copies bytes to memory that is not read soon: whole lines are streamed.
+// Copies bytes to memory that is not read again soon: whole lines are streamed.
 inline void stream_bytes(void* to, const void* from, int64_t bytes) {
   constexpr int64_t step = sizeof(Vec);
   char* const y = static_cast<char*>(to);
@@ -225,8 +225,8 @@ inline void stream_bytes(void* to, const void* from, int64_t bytes) {
   std::memcpy(y + i, x + i, size_t(bytes - i));
 }
 
-// Rounds two vectors to bfloat16 and interleaves them. `TiesUp`: the numbers are not negative and ties may go up, which
-// takes half the steps.
+// Rounds two vectors to bfloat16 and interleaves them. `TiesUp`: no number is negative, and ties may be rounded up;
+// this takes half of the steps.
 template <bool TiesUp>
 ONEPASS_INLINE UintVec interleave_bfloat16(Vec a, Vec b) {
   if constexpr (TiesUp) {
@@ -242,7 +242,7 @@ ONEPASS_INLINE UintVec interleave_bfloat16(Vec a, Vec b) {
 }
 
 #if defined(__AVX2__)
-// Rounds two vectors to bfloat16, in order. `TiesUp` is that of interleave_bfloat16.
+// Rounds two vectors to bfloat16, in order. `TiesUp` as in interleave_bfloat16.
 template <bool TiesUp, bool InputNan, size_t... Lane>
 ONEPASS_INLINE Vec pack_bfloat16(Vec a, Vec b, std::index_sequence<Lane...>) {
   const auto round = [](Vec v) __attribute__((always_inline)) {
@@ -282,7 +282,7 @@ ONEPASS_INLINE IntVec lane_mask(int64_t count) {
   return mask;
 }
 
-// Some bytes at a place, as a number.
+// Reads some bytes as a number.
 template <class Bits>
 ONEPASS_INLINE uint64_t load_bits(const void* from) {
   Bits bits;
@@ -290,8 +290,8 @@ ONEPASS_INLINE uint64_t load_bits(const void* from) {
   return bits;
 }
 #if defined(__AVX2__)
-// The first `count` 16-bit elements, fewer than eight, and zeros. (A vector that smaller stores have just made would
-// wait for these.)
+// The first `count` 16-bit elements, fewer than eight, and zeros. (To load a vector from smaller stores that were just
+// made would wait for them.)
 ONEPASS_INLINE __m128i load_few(const void* from, int64_t count) {
   const char* const begin = static_cast<const char*>(from);
   const int64_t bytes = 2 * count;
@@ -356,7 +356,7 @@ ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
   }
   return;
 #elif defined(__AVX__)
-  // Masked stores take much longer than the parts of a vector.
+  // Masked stores are much slower than stores of parts of a vector.
   if constexpr (std::is_same_v<T, float>) {
     __m128 rest = _mm256_castps256_ps128(__m256(v));
     if (count & 4) _mm_storeu_ps(to, rest), to += 4, rest = _mm256_extractf128_ps(__m256(v), 1);
@@ -372,10 +372,10 @@ ONEPASS_INLINE void store_tail(T* to, int64_t count, Vec v) {
 
 // Several vectors -----------------------------------------------------------------------------------------------------
 
-// Loads 1, 2 or 4 adjacent vectors, or, given a count, the first elements of one, whose other lanes are `fill`. Pairs
-// of bfloat16 may be deinterleaved: the elements of even and of odd index. This takes fewer steps, and the order does
-// not matter if results are stored the same way, or if they are summed. (-O2, which makes the baseline, keeps vectors
-// in memory where their loops are not unrolled by a pragma.)
+// Loads 1, 2 or 4 adjacent vectors, or, with a count, the first elements of one vector, whose other lanes become
+// `fill`. Pairs of vectors of bfloat16 may be deinterleaved into elements of even and of odd index. This takes fewer
+// steps, and the order does not matter if results are stored the same way or summed. (-O2, with which the baseline is
+// compiled, keeps vectors in memory unless a pragma unrolls their loops.)
 template <bool Deinterleave, class T, int K>
 ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[K]) {
   if constexpr (Deinterleave && K > 1) {
@@ -394,7 +394,7 @@ ONEPASS_INLINE void load_vectors(const T* from, Vec (&v)[1], int64_t count, floa
   v[0] = load_tail(from, count, fill);
 }
 
-// Stores them likewise. `TiesUp` is that of interleave_bfloat16.
+// Stores vectors in the same way. `TiesUp` as in interleave_bfloat16.
 template <bool Deinterleave, bool TiesUp, bool Streaming = false, bool InputNan = false, class T, int K>
 ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[K]) {
   if constexpr (Deinterleave && K > 1) {
@@ -436,7 +436,7 @@ ONEPASS_INLINE void store_vectors(T* to, const Vec (&v)[1], int64_t count) {
   store_tail<InputNan>(to, count, v[0]);
 }
 
-// Calls work(std::true_type()) if stores are to stream, and work(std::false_type()) if not.
+// Calls work(std::true_type()) if stores are to be streamed, and else work(std::false_type()).
 template <class Work>
 ONEPASS_INLINE void with_streaming(bool streaming, Work work) {
   if (kHasStreamingStores && streaming) return work(std::true_type());
@@ -445,7 +445,7 @@ ONEPASS_INLINE void with_streaming(bool streaming, Work work) {
 
 // Scratch memory ------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kScratch = 131072;  // floats: 512 KB fit the L2 cache of a core
+constexpr int64_t kScratch = 131072;  // floats: 512 KB fit into the L2 cache of a core
 
 // Memory of the calling thread. It is freed when the thread ends.
 inline float* scratch() {

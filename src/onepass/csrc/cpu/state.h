@@ -1,6 +1,6 @@
-// state.h: element types, and the state of a row on the CPU: the pair (m, l) = (maximum, sum of
-// exp(x - m)) and its merge. This file is included once per instruction set, in a namespace of its own, so that the
-// linker never takes code that was compiled for one instruction set into another.
+// state.h: element types, and the state of a row on the CPU, the pair (m, l) = (maximum, sum of exp(x - m)), with its
+// merge. This file is compiled once per instruction set, in a namespace of its own, so that the linker never puts code
+// for one instruction set into another.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,8 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// Innermost loops call these functions: without the attribute the compiler stops inlining where there are many calls.
+// For functions that innermost loops call: without the attribute, the compiler stops inlining when there are many
+// calls.
 #define ONEPASS_INLINE inline __attribute__((always_inline))
 
 // Element types -------------------------------------------------------------------------------------------------------
@@ -23,7 +24,7 @@ struct bfloat16 {
 };
 using float16 = _Float16;
 
-// The type in which a row of T is computed: float for the 16-bit types.
+// The type in which rows of T are computed: float for the 16-bit types.
 template <class T>
 using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -37,7 +38,7 @@ inline float to_acc(bfloat16 v) {
   return value;
 }
 
-// Rounds to T. A double becomes a 16-bit type through float, as torch casts it.
+// Rounds to T. For a 16-bit type, a double is first rounded to float, as torch does.
 template <class T, class A>
 inline T from_acc(A v) {
   if constexpr (std::is_same_v<T, bfloat16>) {
@@ -53,11 +54,11 @@ inline T from_acc(A v) {
   }
 }
 
-// Is every value of X also a value of Y? If not, torch's `dtype=` rounds the input to Y before the function.
+// Whether Y holds every value of X. If not, torch's `dtype=` rounds the input to Y before the function.
 template <class X, class Y>
 constexpr bool kIsLossless = std::is_same_v<X, Y> || sizeof(X) < sizeof(Y);
 
-// Converts an element to the type of the computation, through Y where X holds values that Y does not.
+// Converts an element to the type of the computation. It is rounded to Y first if Y does not hold all values of X.
 template <class Y, class X>
 inline Acc<Y> round_through(X x) {
   if constexpr (kIsLossless<X, Y>) {
@@ -72,14 +73,14 @@ inline Acc<Y> round_through(X x) {
 template <class A>
 constexpr A kInf = std::numeric_limits<A>::infinity();
 
-// The number that is subtracted before exp: the maximum, or 0 where that is infinite, so that -inf - -inf never
-// happens. A part of a row that is all -inf then adds 0 to l, and a +inf makes l +inf.
+// The number to subtract before exp: the maximum, or 0 if the maximum is infinite. Then -inf - -inf never happens: a
+// part of a row that is all -inf adds 0 to l, and a +inf makes l +inf.
 template <class A>
 inline A finite_or_zero(A m) {
   return m == kInf<A> || m == -kInf<A> ? A(0) : m;
 }
 
-// Adds a number, or a vector, to a sum that has the rounding errors of its additions beside it (Knuth's TwoSum).
+// Adds a number, or a vector, to a sum, and the rounding error of this addition to `error` (Knuth's TwoSum).
 template <class T>
 ONEPASS_INLINE void add_compensated(T& sum, T& error, T e) {
   const T next = sum + e, part = next - sum;

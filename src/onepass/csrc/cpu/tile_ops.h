@@ -1,9 +1,9 @@
-// tile_ops.h: what is done with a tile (tiles.h): functions (grad_tile.h has gradients).
+// tile_ops.h: computes functions of a tile (tiles.h), in these steps. (grad_tile.h has gradients.)
 //
-//   reduce   the state of each row: maximum -> exponentials and their sum
-//   fold     the states of the lanes of a row are merged
-//   numbers  what the epilogue needs of a state
-//   finish   results replace the elements, or the exponentials
+//   reduce    the state of each row: maximum -> exponentials and their sum
+//   fold      merges the states of the lanes of a row
+//   numbers   what the epilogue needs of a state
+//   results   replace the elements, or the exponentials
 #pragma once
 
 #include "epilogue.h"
@@ -11,7 +11,7 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// A sum of scaled exponentials with its rounding error, of any vectors (see CompensatedExpSum).
+// A sum of scaled exponentials with its rounding error, for vectors of floats or doubles (see CompensatedExpSum).
 template <class A>
 constexpr A kTileUnscale = std::is_same_v<A, float> ? A(kExpUnscale) : A(1);
 template <class A>
@@ -27,14 +27,14 @@ struct CompensatedLanes {
 
 constexpr int kMaxShortDepth = kHasFastPaths ? 8 : 0;  // elements of the longest slice that stays in registers
 
-// In rows of more elements four at a time are added in plain floats.
+// In rows of more elements, four at a time are first added as plain floats.
 constexpr int64_t kMaxExactSum = 32;
 
 template <class A>
 ONEPASS_INLINE V<A> finite_or(V<A> v, V<A> other) {
   return v - v == V<A>{} ? v : other;
 }
-// The states of a tile whose results have type Y. The maximum is subtracted from each element first, wherever it is.
+// The states of a tile with results of type Y. The maximum is always subtracted from each element first.
 template <class Y>
 struct TileStates {
   using A = Acc<Y>;
@@ -43,19 +43,20 @@ struct TileStates {
   static constexpr int L = kLanes<A>;
   static constexpr bool kHalf = sizeof(Y) == 2;
   TileShape shape;
-  int64_t parts = 1, columns = 0;  // of a row, one per lane; rows that are cut
+  int64_t parts = 1, columns = 0;  // parts of a row, one per lane; rows that are cut into parts
   A* t;
-  // The states of the lanes of each sequence. numbers() leaves what is subtracted, and the epilogue's two numbers.
+  // The states of the lanes of each sequence. numbers() replaces them by what is subtracted, and the epilogue's two
+  // numbers.
   Vector m[kMaxSequences], sum[kMaxSequences], error[kMaxSequences];
   bool has_infinity;
-  // Where the elements of the next tile are, which are fetched meanwhile, if they are columns; bytes between its steps.
+  // For columns: the address of the next tile's elements, which are prefetched, and the bytes between its steps.
   const char* next = nullptr;
   int64_t next_step = 0, next_vector = 0;
 
   static ONEPASS_INLINE Vector nan() { return broadcast_as(kNan<A>); }
   A* sequence(int64_t s) const { return t + (s / shape.across * shape.depth * shape.across + s % shape.across) * L; }
 
-  // The states of the elements in the tile. With kStoreExp their exponentials replace them.
+  // Computes the states of the elements in the tile. With kStoreExp their exponentials replace them.
   template <bool kStoreExp>
   __attribute__((noinline)) void reduce() {
     maxima(m);
@@ -63,7 +64,7 @@ struct TileStates {
       reduce_one<kStoreExp>(sequence(s), m[s], sum[s], error[s], next ? next + s * next_vector : nullptr);
     }
   }
-  // The maxima of the elements of each row: lane p * columns + j is a part of row j.
+  // The maxima of the elements of each row. Lane p * columns + j has part p of row j.
   void maxima(Vector* m) {
     const int64_t step = shape.across * L, depth = shape.depth;
     for (int64_t s = 0; s < shape.sequences(); ++s) {
@@ -87,7 +88,7 @@ struct TileStates {
     }
     repeat(tops);
   }
-  // Each lane of a row gets what its first has.
+  // Copies the number of a row's first lane to the row's other lanes.
   void repeat(A* lanes) const {
     for (int64_t lane = columns; lane < parts * columns; ++lane) lanes[lane] = lanes[lane - columns];
   }
@@ -150,14 +151,14 @@ struct TileStates {
       m[s] = top;
     }
   }
-  // The exponentials of differences of maxima, not scaled.
+  // The exponentials of differences of maxima, without the scale.
   template <int K>
   static ONEPASS_INLINE void exp_exactly(Vector (&v)[K]) {
     std::conditional_t<std::is_same_v<A, double>, ExpDouble, ExpFloat>::apply(v);
     for (Vector& each : v) each *= kTileUnscale<A>;
   }
 
-  // Adds the sums of the lanes of each row. Their maxima are the same.
+  // Adds the sums of the lanes of each row, whose maxima are the same.
   __attribute__((noinline)) void fold() {
     if (parts == 1) return;
     A *const sums = reinterpret_cast<A*>(sum), *const errors = reinterpret_cast<A*>(error);
@@ -172,7 +173,7 @@ struct TileStates {
     repeat(sums), repeat(errors);
   }
 
-  // The results of a function that reduces, in `m`; for a state the sums are in `sum`.
+  // The results of a reduction, in `m`; in a state, the sums are in `sum`.
   __attribute__((noinline)) void results(bool is_state) {
     for (int64_t s = 0; s < shape.sequences(); ++s) {
       if (is_state) {
@@ -210,19 +211,19 @@ struct ForwardTile : TileStates<Y> {
   using TileStates<Y>::L, TileStates<Y>::kHalf, TileStates<Y>::nan, TileStates<Y>::sequence;
   using TileStates<Y>::shape, TileStates<Y>::t, TileStates<Y>::m, TileStates<Y>::sum, TileStates<Y>::error;
   static constexpr bool kFromExp = Epilogue::kFromExp;
-  static constexpr bool kInputNan = false;  // clean() has seen to it
+  static constexpr bool kInputNan = false;  // clean() prevents it
   template <class>
-  static constexpr bool kReplaces = true;  // results may take the place of elements
+  static constexpr bool kReplaces = true;  // results may replace elements
   bool has_nan = false;
-  bool in_registers = false;  // results come from the elements at once: slices of up to kMaxShortDepth
+  bool in_registers = false;  // results are computed from the elements in one step: slices of up to kMaxShortDepth
 
-  // Makes the numbers of the epilogue of the states. As in torch, a row whose maximum is infinite is NaN.
+  // Computes the epilogue's numbers from the states. As in torch, a row with an infinite maximum is NaN.
   void numbers() {
     Vector wrong{};
     for (int64_t s = 0; s < shape.sequences(); ++s) wrong += numbers_of(m[s], sum[s], error[s]);
     has_nan = any_lane<A>(wrong);
   }
-  // The numbers of one vector of states. Returns 1 in the lanes that are NaN.
+  // The numbers of one vector of states. Returns 1 in lanes that are NaN.
   static ONEPASS_INLINE Vector numbers_of(Vector& m, Vector& sum, Vector& error) {
     if constexpr (!kFromExp) {
       sum = TileStates<Y>::logarithm(sum * kTileUnscale<A>, error * kTileUnscale<A>);
@@ -241,11 +242,11 @@ struct ForwardTile : TileStates<Y> {
     return right ? Vector{} : Vector{} + 1;
   }
 
-  // Gets ready for the results of the steps of a group. `from_exps`: the tile has exponentials, not elements.
+  // Prepares a group for the results of its steps. (FromExps, below: the tile has exponentials, not elements.)
   void begin_results(int64_t g, int64_t steps) {
     if (has_nan) clean(t + g * shape.depth * shape.across * L, steps, sum + g * shape.across);
   }
-  // The results of K vectors of a step, from vector w on; or of vector w of K steps.
+  // The results of K vectors of a step, from vector w on, or, with kSteps, of vector w in K steps.
   template <bool kFromExps, bool kSteps, int K>
   ONEPASS_INLINE void results_of(const A* at, const Vector* m, const Vector* high, const Vector* low, int64_t step,
                                  Vector (&v)[K]) const {
@@ -258,13 +259,13 @@ struct ForwardTile : TileStates<Y> {
 #pragma GCC unroll 4
     for (int k = 0; k < K; ++k) v[k] = result(v[k], high[kSteps ? 0 : k], low[kSteps ? 0 : k]);
   }
-  // The result of an exponential, or of a difference to the maximum.
+  // The result from an exponential, or from a difference to the maximum.
   static ONEPASS_INLINE Vector result(Vector v, Vector high, Vector low) {
     if constexpr (!kFromExp) return v - high;
     if constexpr (std::is_same_v<A, double>) return v / high;
     return kHalf ? v * high : v * high + v * low;
   }
-  // Calls put(k, v) with the results of vectors of a step: those of k, k + 1, ...
+  // Calls put(k, v) with the results v of the vectors k, k + 1, ... of a step.
   template <class FromExps, class Put>
   ONEPASS_INLINE void step_results(int64_t i, Put put) const {
     constexpr bool kFromExps = FromExps::value;
@@ -281,7 +282,7 @@ struct ForwardTile : TileStates<Y> {
       put(w, v);
     }
   }
-  // The exponentials of up to eight vectors: more than four at a time do not fit the registers.
+  // The exponentials of up to eight vectors. More than four at a time do not fit into the registers.
   template <int K>
   static ONEPASS_INLINE void exp_by_four(Vector (&v)[K]) {
     if constexpr (K <= 4) return Exp::apply(v);
@@ -294,7 +295,7 @@ struct ForwardTile : TileStates<Y> {
       for (int i = 0; i < K; ++i) v[i] = i < 4 ? first[i] : rest[i - 4];
     }
   }
-  // A group of slices of D elements from beginning to end, in registers.
+  // A group of slices of D elements: everything from elements to results, in registers.
   template <int D>
   ONEPASS_INLINE void short_rows(int64_t g) const {
     const int64_t step = shape.across * L;
@@ -335,7 +336,7 @@ struct ForwardTile : TileStates<Y> {
   void group_results(int64_t g) const {
     in_registers ? short_group(g) : replace<FromExps>(g);
   }
-  // Results replace all elements, or exponentials, of a group of slices.
+  // Replaces all elements, or exponentials, of a group of slices by results.
   template <class FromExps>
   __attribute__((noinline)) void replace(int64_t g) const {
     constexpr bool kFromExps = FromExps::value;
@@ -358,7 +359,7 @@ struct ForwardTile : TileStates<Y> {
       }
     }
   }
-  // Elements of rows that are NaN become the NaN whose low bits are 0, which any conversion keeps.
+  // Replaces the elements of rows that are NaN by the NaN whose low bits are 0, which any conversion keeps.
   __attribute__((noinline)) void clean(A* at, int64_t count, const Vector* highs) const {
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t w = 0; w < shape.across; ++w, at += L) {
@@ -368,15 +369,15 @@ struct ForwardTile : TileStates<Y> {
   }
 };
 
-// A row of unit stride, or a chunk of one, as a tile: rows of doubles, and those whose maximum the vector code of rows
-// cannot take. Its elements may be in the scratch memory already, at its beginning.
+// A row of unit stride, or a chunk of one, as a tile. It is used for rows of doubles, and for rows whose maximum the
+// vector code of rows cannot handle. The elements may already be at the beginning of the scratch memory.
 template <class Epilogue, class Y>
 struct RowTile : ForwardTile<Epilogue, Y> {
   using A = typename ForwardTile<Epilogue, Y>::A;
   static constexpr int64_t kParts = 8 * kLanes<A>;
   using ForwardTile<Epilogue, Y>::t;
   int64_t n;
-  A nothing = kNan<A>;  // what the results of a row are that has nothing but -inf
+  A nothing = kNan<A>;  // the results of a row that has only -inf
 
   template <class In>
   RowTile(const In& row, int64_t n) : n(n) {
@@ -386,7 +387,7 @@ struct RowTile : ForwardTile<Epilogue, Y> {
     load_run(row, n, t);
     for (int64_t i = n; i % kParts; ++i) t[i] = -kInf<A>;
   }
-  // The state of the elements. If `exps` is not null their exponentials go there.
+  // The state of the elements. If `exps` is not null, their exponentials are stored there.
   State<A> state(A* exps) {
     exps ? this->template reduce<true>() : this->template reduce<false>();
     this->fold();

@@ -1,12 +1,13 @@
 // tiles.h: a tile is some hundred rows, one row per lane, `depth` steps deep, as floats or doubles in the scratch
-// memory of a thread. How a tile comes in and goes out depends on strides alone:
+// memory of a thread. How a tile is loaded and stored depends only on strides:
 //
-//   columns  the rows lie side by side: vectors of a step are copied as they are
-//   parts    a few long rows: a lane has some steps of a row, at equal distances, so that the elements of a slice of
-//            memory stay in their order; the states of the lanes of a row are merged
-//   slices   short rows: a lane has a slice of memory, and blocks of elements are transposed in registers
+//   columns  the rows lie side by side: the vectors of a step are copied as they are
+//   parts    a few long rows: a lane has some steps of a row at a fixed distance, so that the elements of a slice keep
+//            their order in memory; the states of the lanes of a row are merged
+//   slices   short rows: a lane has a slice, and blocks of elements are transposed in registers
 //
-// A slice is `columns` rows that lie side by side (one row, if no rows do): step after step, each as many elements.
+// A slice is `columns` rows that lie side by side in memory (or one row), step after step; a step is one element of
+// each.
 #pragma once
 
 #include "dispatch.h"
@@ -16,8 +17,8 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// A tile is groups of `depth` steps of `across` vectors: vector w of step i of group g is at [(g * depth + i) * across
-// + w]. Slices are a group for each kLanes of them; columns and parts are one group.
+// A tile has groups of `depth` steps of `across` vectors: vector w of step i of group g is at [(g * depth + i) * across
+// + w]. Slices have one group for each kLanes slices. Columns and parts have one group.
 struct TileShape {
   int64_t groups, depth, across;
   int64_t vectors() const { return groups * depth * across; }
@@ -26,8 +27,8 @@ struct TileShape {
 
 // Runs of adjacent elements, from and to floats or doubles ------------------------------------------------------------
 
-// The scores of a run of adjacent elements. They are stored as whole vectors, of which the last ends with zeros. The
-// elements `ahead` of them are fetched meanwhile.
+// Loads the scores of a run of adjacent elements. They are stored as whole vectors, the last of which is filled up with
+// zeros. The elements `ahead` of these are prefetched.
 template <class In, class A>
 ONEPASS_INLINE void load_run(const In& x, int64_t count, A* to, int64_t ahead = 0) {
   int64_t i = 0;
@@ -52,7 +53,7 @@ ONEPASS_INLINE void load_run(const In& x, int64_t count, A* to, int64_t ahead = 
   }
 }
 
-// Stores results as a run. A part that is streamed consists of whole lines.
+// Stores results as a run. What is streamed are whole lines.
 template <bool InputNan, class Y, class A>
 ONEPASS_INLINE void store_run(Y* y, int64_t count, const A* from, bool streaming) {
   if constexpr (std::is_same_v<A, float> && !std::is_same_v<Y, double>) {
@@ -83,9 +84,10 @@ ONEPASS_INLINE void store_run(Y* y, int64_t count, const A* from, bool streaming
   }
 }
 
-// Calls work(offset, run, index) for the runs of adjacent elements of the steps [first, first + count) of a slice:
-// `offset` is from the slice's beginning, `index` from the first element that is asked for. Steps of stride 0 or of any
-// other stride are runs of `columns` elements; `work_strided(offset, stride, steps, index)` gets those of one element.
+// Calls work(offset, run, index) for the runs of adjacent elements in the steps [first, first + count) of a slice.
+// `offset` is counted from the beginning of the slice, and `index` from the first element of these steps. If the stride
+// of steps is not `columns`, runs have `columns` elements. If that is one element, work_strided(offset, stride, steps,
+// index) is called instead.
 template <class Work, class Strided>
 ONEPASS_INLINE void for_each_run(const DimGroup& reduced, int tensor, int64_t columns, int64_t first, int64_t count,
                                  Work work, Strided work_strided) {
@@ -121,7 +123,7 @@ template <class P, size_t... Lane>
 ONEPASS_INLINE auto concatenate(P a, P b, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(a, b, int(Lane)...);
 }
-// The pieces of C elements at from, from + stride, ... in one vector of `Total` elements.
+// Loads pieces of C elements at from, from + stride, ... into one vector of `Total` elements.
 template <int C, int Total, class A>
 ONEPASS_INLINE auto load_pieces(const A* from, int64_t stride) {
   if constexpr (C == Total) {
@@ -139,7 +141,7 @@ ONEPASS_INLINE auto part_of(P v, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(v, v, int(First + Lane)...);
 }
 
-// Swaps the elements of two vectors that are `D` lanes and `D` rows apart. The first two levels of floats are unpacks
+// Swaps the elements of two vectors that are `D` lanes and `D` rows apart. For floats the first two levels are unpacks
 // of quarters, which are one instruction each.
 template <int D, class P, size_t... Lane>
 ONEPASS_INLINE void swap_blocks(P& a, P& b, std::index_sequence<Lane...>) {
@@ -185,8 +187,9 @@ ONEPASS_INLINE void transpose(P (&v)[C]) {
   }
 }
 
-// Between kLanes slices of `count` elements, one behind the other, and vectors with one slice per lane. Elements behind
-// a slice may be read; they are written, and then overwritten by the next slice. So both have room for a vector more.
+// Transposes between kLanes consecutive slices of `count` elements and vectors with one slice per lane. Elements behind
+// a slice may be read. They may also be written, and are then overwritten by the next slice. So both buffers have room
+// for one more vector.
 template <int C, class A>
 ONEPASS_INLINE void block_in(const A* flat, int64_t count, int64_t k, A* t, int64_t ahead) {
   V<A> v[C];
@@ -222,8 +225,8 @@ ONEPASS_INLINE void block_out(const A* t, int64_t count, int64_t k, A* flat) {
   transpose<A>(v);
   store_pieces<C, 0, A>(v, flat + k, count);
 }
-// Calls block(C, k) for blocks of C elements from element k on. The last one ends with the slice, unless that is
-// shorter.
+// Calls block(C, k) for blocks of C elements, from element k on. The last block ends with the slice, unless the slice
+// is shorter than a block.
 template <class A, class Block>
 ONEPASS_INLINE void for_each_block(int64_t count, Block block) {
   constexpr int L = kLanes<A>, least = sizeof(A) == 4 ? 4 : 2;
@@ -241,7 +244,7 @@ ONEPASS_INLINE void for_each_block(int64_t count, Block block) {
   }
   last(std::integral_constant<int, L>());
 }
-// The elements `ahead` of those that are read are fetched meanwhile.
+// The elements `ahead` of those that are read are prefetched.
 template <class A>
 __attribute__((noinline)) void transpose_in(const A* flat, int64_t count, A* t, int64_t ahead = 0) {
   for_each_block<A>(count, [=](auto size, int64_t k)

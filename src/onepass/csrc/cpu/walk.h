@@ -1,11 +1,11 @@
-// walk.h: the tiles of a call, one after another: where each is in every tensor, how it comes in and goes out.
+// walk.h: walks through the tiles of a call: where each tile is in every tensor, and how it is loaded and stored.
 #pragma once
 
 #include "tiles.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// A tile of a call: its first row, and how many columns or slices it has.
+// A tile of a call: its first row, and its number of columns or slices.
 struct TileItem {
   int64_t offset[kMaxTensors];
   int64_t first, count;
@@ -18,7 +18,7 @@ struct TileWalk {
   const Layout& layout;
   const TilePlan& plan;
   const Dim n = layout.reduced.innermost(), inner = layout.outer.innermost();
-  // Innermost dims that are not walked.
+  // How many of the innermost dims are not walked.
   const int of_slice = plan.kind == TileKind::columns || plan.columns > 1 ? 1 : 0;
   const int64_t slices = layout.rows / (of_slice ? inner.size : 1);
   const int64_t slice_elements = layout.n * plan.columns;
@@ -26,7 +26,7 @@ struct TileWalk {
   template <class Work>
   void for_each(int64_t begin, int64_t end, Work work) const {
     const bool columns = plan.kind == TileKind::columns, in_slices = plan.kind == TileKind::slices;
-    const int64_t tiles = columns ? ceil_div(inner.size, plan.rows) : 1;  // of a slice
+    const int64_t tiles = columns ? ceil_div(inner.size, plan.rows) : 1;  // in a slice
     int64_t tile = begin % tiles;
     TileItem item;
     item.first = in_slices ? begin * plan.rows : begin / tiles;
@@ -44,7 +44,7 @@ struct TileWalk {
     }
   }
 
-  // The steps of a tile of parts are those of all parts of a row.
+  // For parts, a step of the tile is a step of all parts of a row.
   int64_t steps() const { return ceil_div(layout.n, plan.parts); }
   TileShape shape(const TileItem& item, int64_t steps) const {
     switch (plan.kind) {
@@ -54,7 +54,7 @@ struct TileWalk {
     }
   }
 
-  // Do the slices of a tensor follow one another without a gap?
+  // Whether the slices of a tensor follow one another without gaps.
   bool is_one_run(int tensor) const {
     const int dims = layout.outer.count - of_slice;
     return layout.reduced.count <= 1 && n.strides[tensor] == plan.columns &&
@@ -76,8 +76,8 @@ struct TileWalk {
     }
   }
 
-  // Brings the steps [first, first + count) of a tile in. `flat` has room for slices as they are in memory. Lanes of
-  // parts that a row does not fill are `fill`.
+  // Loads the steps [first, first + count) of a tile. `flat` has room for slices as they are in memory. If a row does
+  // not fill the lanes of parts, the rest becomes `fill`.
   template <class In>
   __attribute__((noinline)) void load(const In& x, int tensor, const TileItem& item, int64_t first, int64_t count,
                                       A fill, A* t, A* flat) const {
@@ -119,20 +119,20 @@ struct TileWalk {
       for (const A* from = flat; g < groups; ++g, from += group) transpose_in(from, slice_elements, t + g * group);
     }
   }
-  // The groups that are transposed from and to the tensor itself. Transposes of short slices read and write up to a
-  // vector behind the last one, which has to be the tile's own.
+  // How many groups are transposed directly from and to the tensor. Transposes of short slices read and write up to a
+  // vector behind the last slice; that memory must belong to the tile.
   int64_t groups_in_order(const TileItem& item) const {
     const int64_t behind = slice_elements >= L ? 0 : ceil_div(L, slice_elements);
     return item.count > behind ? (item.count - behind) / L : 0;
   }
-  // The slices of a tile from `first` on. If that is above 0 the slices of the tensor are one run.
+  // The slices of a tile from `first` on. If `first` is above 0, the slices of the tensor are one run.
   TileItem rest_of(const TileItem& item, int tensor, int64_t first) const {
     TileItem rest = item;
     rest.first += first, rest.count -= first, rest.offset[tensor] += first * slice_elements;
     return rest;
   }
 
-  // Stores the steps [first, first + count) of a tile, whose results it makes just before, of what `From` says.
+  // Stores the steps [first, first + count) of a tile. The results are computed just before, from what `From` says.
   template <class From, class Y, class Tile>
   __attribute__((noinline)) void store(Y* y, int tensor, const TileItem& item, int64_t first, int64_t count, Tile& tile,
                                        A* flat, bool streaming) const {
@@ -142,7 +142,7 @@ struct TileWalk {
       if (plan.kind == TileKind::slices) {
         const int64_t group = L * slice_elements, groups = ceil_div(item.count, L);
         const bool in_order = std::is_same_v<Y, A> && !streaming && is_one_run(tensor);
-        int64_t copied = 0;  // groups before those that are copied
+        int64_t copied = 0;  // groups before those that go through `flat`
         for (int64_t g = 0; g < groups; ++g) {
           tile.begin_results(g, count);
           tile.template group_results<From>(g);
@@ -183,7 +183,7 @@ struct TileWalk {
   }
   static constexpr int64_t kEndless = int64_t(1) << 62;
 
-  // Results that lie in slices as in memory.
+  // Stores results that are in slices, as in memory.
   template <bool kInputNan, class Y>
   __attribute__((noinline)) void store_slices(Y* y, int tensor, const TileItem& item, const A* flat,
                                               bool streaming) const {
@@ -196,7 +196,7 @@ struct TileWalk {
           store_strided(y + offset, flat + index, stride, size);
         });
   }
-  // Results of the steps [first, first + steps) of a slice.
+  // Stores the results of the steps [first, first + steps) of a slice.
   template <bool kInputNan, class Y>
   __attribute__((noinline)) void store_parts(Y* y, int tensor, int64_t first, int64_t steps, const A* from,
                                              bool streaming) const {
@@ -214,7 +214,7 @@ struct TileWalk {
     for (int64_t i = 0; i < count; ++i) to[i * stride] = from_acc<Y>(from[i]);
   }
 
-  // Stores `count` elements at most of K vectors. Whole vectors may be streamed: those of 16-bit types in pairs.
+  // Stores at most `count` elements of K vectors. Whole vectors may be streamed, those of 16-bit types in pairs.
   template <bool kInputNan, class Y, int K>
   static ONEPASS_INLINE void store_results(Y* y, int64_t count, const V<A> (&v)[K], bool streaming) {
     if (count >= K * L) {
@@ -243,7 +243,7 @@ struct TileWalk {
     }
   }
 
-  // Gets a number of each row of a tile, of any type.
+  // Loads a tensor with one number per row, of any type.
   template <int kTensor>
   __attribute__((noinline)) void load_rows(const TensorArg& from, const TileItem& item, A* to) const {
     dispatch_type(from.type, [&](auto type) {
@@ -253,7 +253,7 @@ struct TileWalk {
       });
     });
   }
-  // Calls work(offset in the tensor, lane) for each row of a tile, where sequences of lanes lie one behind the other.
+  // Calls work(offset in the tensor, lane) for each row of a tile. Lanes are counted over all sequences.
   template <class Work>
   ONEPASS_INLINE void for_each_lane(int tensor, const TileItem& item, Work work) const {
     const int64_t step = of_slice ? inner.strides[tensor] : 0;
