@@ -1,5 +1,5 @@
-// backward.cpp: gradients on the CPU, compiled once per instruction set (ONEPASS_ISA names it, and its namespace): the
-// walk over the work items of a plan.
+// backward.cpp: gradients on the CPU, compiled once per instruction set (ONEPASS_ISA is its name and namespace). It
+// walks through the work items of a plan.
 #include "grad_tile.h"
 #include "walk.h"
 
@@ -13,17 +13,17 @@ constexpr GradOp op_of(Function function) {
                                              : GradOp::softmax;
 }
 
-constexpr int kScales = kLse;  // of rows (softmax, log_softmax): these have no logsumexp
+constexpr int kScales = kLse;  // of rows (softmax, log_softmax), which have no logsumexp
 
-// A gradient in tiles. S is the type of operands that are read where they are (kDirect), or that of their copies.
+// A gradient in tiles. S is the type of the operands, which are read in place (kDirect), or the type of their copies.
 template <GradOp Op, class S, class D, bool kDirect>
 struct GradTiles {
   using A = Acc<S>;
   using Tile = GradTile<Op, S, D>;
   static constexpr bool kPointwise = Op == GradOp::logsumexp;
-  // Others wait for arithmetic, not for memory.
+  // Other gradients wait for arithmetic, not for memory.
   static constexpr bool kBuffers = kDirect && Op == GradOp::softmax && std::is_same_v<D, float>;
-  static constexpr int64_t kMinSliceBytes = 1024, kMaxSliceBytes = 65536;  // of slices that are streamed by way of it
+  static constexpr int64_t kMinSliceBytes = 1024, kMaxSliceBytes = 65536;  // of slices streamed through the buffer
   const Problem& call;
   const CpuPlan& plan;
   const TileWalk<A> walk{call.layout, plan.tile};
@@ -33,7 +33,7 @@ struct GradTiles {
 
   void run(int64_t begin, int64_t end) const {
     const bool fits = depth >= steps, streaming = plan.streaming;
-    // Slices of lines that are no whole lines are put together in a buffer, and streamed from there.
+    // If the lines of a slice are not whole cache lines, the slice is collected in a buffer and streamed from there.
     const int64_t line = inner.size * int64_t(sizeof(D)), slice = call.layout.n * line;
     const bool is_slice =
         call.layout.reduced.count == 1 && n.strides[kDx] == inner.size && plan.tile.rows >= inner.size;
@@ -78,13 +78,14 @@ struct GradTiles {
       }
     });
   }
-  // Brings steps from `first` on in; returns how many.
+  // Loads the steps from `first` on, and returns how many there are.
   ONEPASS_INLINE int64_t load(const TileItem& item, int64_t first, Tile& tile) const {
     const int64_t count = steps - first < depth ? steps - first : depth;
     tile.shape = walk.shape(item, count);
     if constexpr (kDirect) {
       const int64_t y_step = n.strides[kSaved], g_step = n.strides[kGrad];
-      // The hardware does not fetch steps that are far apart: the next tile is fetched, or of many steps the next ones.
+      // The hardware does not prefetch steps that are far apart. So the next tile is prefetched or, if there are many
+      // steps, the next steps.
       const bool low = count <= kFetchSteps;
       const int64_t y_ahead = low ? item.count : kSumSteps * y_step, g_ahead = low ? item.count : kSumSteps * g_step;
       const S *const y = call.data<const S>(kSaved), *const g = call.data<const S>(kGrad);
@@ -107,7 +108,7 @@ struct GradTiles {
       }
     });
   }
-  // Slices of a few vectors of columns, each of which is a tile.
+  // Slices with few vectors of columns. Each slice is a tile.
   void narrow_slices(Tile& tile, int64_t begin, int64_t end) const {
     const int64_t step = n.strides[kDx], width = inner.size;
     const S *const y = call.data<const S>(kSaved), *const g = call.data<const S>(kGrad);
@@ -124,7 +125,8 @@ struct GradTiles {
       });
     }
   }
-  // The numbers that a tile has per row: of logsumexp its result and the gradient of that, or the gradient of a result.
+  // Loads the numbers of a tile's rows: for logsumexp its result and the gradient of the result; otherwise a gradient
+  // per row.
   void load_rows(const TileItem& item, Tile& tile) const {
     A *const a = reinterpret_cast<A*>(tile.a), *const b = reinterpret_cast<A*>(tile.b);
     walk.template load_rows<kGrad>(call.tensors[kGrad], item, kPointwise ? a : b);
@@ -135,7 +137,7 @@ struct GradTiles {
   }
 };
 
-// A gradient in vectors of floats with its types: Y of what was saved, D of dx.
+// A gradient as vectors of floats. Y is the type of the saved tensor, and D that of dx.
 template <GradOp Op, class Y, class D>
 struct Backward {
   static constexpr bool kPointwise = Op == GradOp::logsumexp;  // no sum
@@ -151,13 +153,13 @@ struct Backward {
   const Y* saved(const int64_t* offset) const { return call.data<const Y>(kSaved) + offset[kSaved]; }
   const Y* grad(const int64_t* offset) const { return call.data<const Y>(kGrad) + offset[kGrad]; }
   D* dx(const int64_t* offset) const { return call.data<D>(kDx) + offset[kDx]; }
-  bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // along a row
+  bool grad_is_broadcast() const { return kPointwise || n.strides[kGrad] == 0; }  // the same along a row
 
   // The slopes of the rows from `offset` on.
   RowSlopes slopes(const int64_t* offset, int64_t stride) const {
     return {slope, scales ? scales + offset[kScales] : nullptr, stride};
   }
-  // The numbers of the epilogues of `count` rows of logsumexp. Its result and gradient may be wider than the input.
+  // The numbers for the epilogues of `count` rows of logsumexp. Its result and gradient may be wider than the input.
   void load_numbers(const int64_t* offset, const int64_t* strides, int64_t count, float* a, float* b) const {
     const auto load = [&](auto type) {
       using T = TypeOf<decltype(type)>;
@@ -171,7 +173,7 @@ struct Backward {
     call.type(kGrad) == DType::float32 ? load(Type<float>()) : load(Type<Y>());
   }
 
-  // The operands of up to `length` elements of a row from `first` on. `constant` has room for kUnroll.
+  // The operands of up to `length` elements of a row, from `first` on. `constant` has room for kUnroll elements.
   GradRow<Y> row(const int64_t* offset, int64_t first, int64_t length, Y* constant) const {
     length = n.size - first < length ? n.size - first : length;
     if (!grad_is_broadcast()) return {saved(offset) + first, grad(offset) + first, -1, length};
@@ -216,7 +218,7 @@ struct Backward {
     }
   }
 
-  // Rows of unit stride. Long ones are summed in chunks, as the row_chunks route does.
+  // Rows of unit stride. Long rows are summed in chunks, as in the row_chunks route.
   void rows(int64_t begin, int64_t end) const {
     for_each_row(call.layout, begin, end, [&](const int64_t* at, int64_t length) {
       const int64_t part = kPointwise || length <= kMaxWholeRow ? length : kChunk;
@@ -226,7 +228,7 @@ struct Backward {
     });
   }
 
-  // Parts of a row: up to `length` elements from `first` on.
+  // Parts of a row: up to `length` elements, from `first` on.
   __attribute__((noinline)) double sum_of(const int64_t* offset, int64_t first, int64_t length) const {
     if constexpr (kPointwise) return 0;
     alignas(64) Y constant[kUnroll];
@@ -249,7 +251,7 @@ struct Backward {
     }
   }
 
-  // Columns are read where they are, all else as floats or doubles in the scratch memory.
+  // Columns are read in place. For all other tiles the operands are copied to the scratch memory, as floats or doubles.
   void tiles(int64_t begin, int64_t end) const {
     plan.tile.kind == TileKind::columns ? GradTiles<Op, Y, D, true>{call, plan}.run(begin, end)
                                         : GradTiles<Op, Acc<Y>, D, false>{call, plan}.run(begin, end);

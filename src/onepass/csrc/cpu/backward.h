@@ -1,14 +1,16 @@
-// backward.h: gradients of rows of unit stride in vectors of floats (grad_tile.h has all others, and doubles).
+// backward.h: gradients of rows of unit stride as vectors of floats. (grad_tile.h handles all other rows, and doubles.)
 //
 //   softmax, softmin   dx = slope * y (dy - sum(dy y))
 //   log_softmax        dx = slope * (dy - exp(y) sum(dy))
 //   logsumexp          dx = slope * dy exp(slope * x - lse)
 //
-// where slope * x is the score of x (score.h).
+// where slope * x is the score of x (score.h). Rows are processed in one of three ways:
 //
-//   a row that fits a core's cache:        sum, its operands read from memory -> dx, its operands read from the cache
-//   a longer one, in chunks of a fixed length:  one sum per chunk, added in order; then dx
-//   runs of rows at one stride:            one loop for all of them, everything in registers
+//   a row that fits into a core's cache:          sum, with operands read from memory -> dx, with operands read from
+//   the
+//                                                 cache
+//   a longer row, in chunks of a fixed length:    one sum per chunk, added in order; then dx
+//   rows at one stride:                           one loop for all of them, with everything in registers
 //
 // y of log_softmax, and slope * x - lse, are at most 0.
 #pragma once
@@ -22,14 +24,14 @@ enum class GradOp { softmax, log_softmax, logsumexp };  // softmin is softmax wi
 
 template <class Y, class D>
 constexpr bool kDeinterleave = std::is_same_v<Y, bfloat16> && std::is_same_v<D, bfloat16>;
-// Where all elements go into one sum, their order does not count.
+// If all elements go into one sum, their order does not matter.
 template <class Y>
 constexpr bool kDeinterleaveSums = std::is_same_v<Y, bfloat16>;
-// Floats that become a 16-bit type may be NaNs of the input.
+// Floats that are converted to a 16-bit type may be NaNs of the input.
 template <class Y, class D>
 constexpr bool kInputNan = sizeof(Y) == 4 && sizeof(D) == 2;
 
-// What an element adds to its row's sum.
+// The term that an element adds to its row's sum.
 template <GradOp Op>
 ONEPASS_INLINE Vec grad_term(Vec y, Vec g) {
   return Op == GradOp::softmax ? y * g : g;
@@ -46,9 +48,9 @@ ONEPASS_INLINE void grad_terms(const Y* y, const Y* g, Vec (&terms)[K], Count...
   }
 }
 
-// Makes dx of elements. The numbers are, for softmax, minus the sum times the slope; for log_softmax the sum; for
-// logsumexp the gradient of the result times the slope, and the result. Each lane is a row of its own, or all are one
-// row.
+// Computes dx of elements. a and b are, for softmax, minus the sum times the slope; for log_softmax the sum; for
+// logsumexp the gradient of the result times the slope, and the result. Either each lane is a row of its own, or all
+// lanes belong to one row.
 template <GradOp Op, class D>
 struct GradEpilogue {
   static constexpr bool kHalf = sizeof(D) == 2;
@@ -63,7 +65,7 @@ struct GradEpilogue {
   static ONEPASS_INLINE GradEpilogue of_sum(Vec sum, Vec slope) {
     return of(Op == GradOp::softmax ? sum * -slope : sum, Vec{}, slope);
   }
-  // y becomes dx.
+  // Replaces y by dx.
   template <int K>
   ONEPASS_INLINE void apply(Vec (&y)[K], const Vec (&g)[K]) const {
     if constexpr (Op == GradOp::softmax) {
@@ -75,12 +77,12 @@ struct GradEpilogue {
       }
       exp_with_factor<kHalf>(y, base);
       for (int k = 0; k < K; ++k) y[k] = Op == GradOp::log_softmax ? g[k] - y[k] * a : a * y[k];
-      if (Op == GradOp::log_softmax && slope[0] != 1) {  // the product costs 5% where a row is in the cache
+      if (Op == GradOp::log_softmax && slope[0] != 1) {  // the product costs 5% if a row is in the cache
         for (int k = 0; k < K; ++k) y[k] *= slope;
       }
     }
   }
-  // The dx of the elements of K vectors, or of the first `count` elements of one.
+  // dx of the elements of K vectors, or of the first `count` elements of one vector.
   template <class Y, int K, class... Count>
   ONEPASS_INLINE void compute(const Y* y, const Y* g, Vec (&dx)[K], Count... count) const {
     Vec of_g[K];
@@ -90,7 +92,7 @@ struct GradEpilogue {
   }
 };
 
-// The epilogues of some rows: made of vectors that have one row per lane, and taken one by one.
+// The epilogues of a few rows: computed as vectors with one row per lane, and then used one by one.
 template <GradOp Op, class D>
 struct GradEpilogues {
   alignas(64) float a[kWidth], b[kWidth], lowest[kWidth], magic[kWidth];
@@ -107,7 +109,7 @@ struct GradEpilogues {
   }
 };
 
-// Where a sum is not finite its rounding error is meaningless.
+// If a sum is not finite, its rounding error is meaningless.
 inline double finite_total(const CompensatedVec& sums) {
   const double total = sums.total();
   if (std::isfinite(total)) return total;
@@ -118,7 +120,7 @@ inline double finite_total(const CompensatedVec& sums) {
 
 // One row, or one chunk -----------------------------------------------------------------------------------------------
 
-// The operands. `mask` is 0 where the gradient is the same along the row: `g` is then kUnroll copies of it.
+// The operands of a row. If the gradient is the same along the row, `mask` is 0, and `g` is kUnroll copies of it.
 template <class Y>
 struct GradRow {
   const Y *y, *g;
@@ -135,7 +137,8 @@ ONEPASS_INLINE double grad_sum(const GradRow<Y> row) {
     grad_terms<Op, kDeinterleaveSums<Y>>(row.y + at, row.g_at(at), t);
     return (t[0] + t[1]) + (t[2] + t[3]);
   };
-  // Eight vectors are added in plain floats: compensating each addition shows where operands come from memory.
+  // Eight vectors are added as plain floats: compensating each addition would be visible when operands come from
+  // memory.
   for (; i + 2 * kUnroll <= row.n; i += 2 * kUnroll) total.add(step(i) + step(i + kUnroll));
   for (; i + kUnroll <= row.n; i += kUnroll) total.add(step(i));
   Vec t[1];
@@ -150,7 +153,7 @@ ONEPASS_INLINE double grad_sum(const GradRow<Y> row) {
   return finite_total(total);
 }
 
-// Stores dx. `streaming`: whole lines are streamed; nothing is then in place.
+// Stores dx. `streaming`: whole lines are streamed; then the call is not in place.
 template <GradOp Op, class Y, class D>
 ONEPASS_INLINE void grad_store(const GradRow<Y> row, D* dx, const GradEpilogue<Op, D> epilogue, bool streaming) {
   store_row<kDeinterleave<Y, D>, false, false, kInputNan<Y, D>>(
@@ -161,18 +164,18 @@ ONEPASS_INLINE void grad_store(const GradRow<Y> row, D* dx, const GradEpilogue<O
 
 // Runs of rows --------------------------------------------------------------------------------------------------------
 //
-// The overhead of a row shows where operands come from a cache: for rows of 256 it was half of the time, most of it
-// arguments that were written to memory in parts and read back whole. So a run of rows is one loop.
+// The overhead per row is visible when operands come from a cache. For rows of 256 it was half of the time, mostly
+// arguments that were written to memory in parts and read back as a whole. So one loop processes many rows.
 //
-//   a row: a sum, four vectors at a time, in blocks -> dx, its operands read from the cache
-//   short rows, whose exponentials would each wait for the row's sum: the sums of some rows -> dx of these rows
+//   a row: a sum, four vectors at a time, in blocks -> dx, with operands read from the cache
+//   short rows, whose exponentials would each wait for the row's sum: the sums of a few rows -> dx of these rows
 //
 // Nothing is prefetched: the hardware prefetcher is faster (4096x1024 float32 by a fifth to a third).
 
-constexpr int64_t kSumBlock = 8 * kUnroll;  // elements summed on their own: a lane adds a few numbers, then a few sums
-constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand of the rows whose sums are taken first
+constexpr int64_t kSumBlock = 8 * kUnroll;    // elements summed separately: a lane adds a few numbers, then a few sums
+constexpr int64_t kRowsTogetherBytes = 4096;  // of an operand, for the rows whose sums are computed first
 
-// The sum per lane of a block of whole steps.
+// The sum of a block of whole steps, in each lane.
 template <GradOp Op, class Y>
 ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
   Vec sums[4] = {};
@@ -185,7 +188,7 @@ ONEPASS_INLINE Vec block_sum(const Y* y, const Y* g, int64_t n) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// The derivatives of the scores of rows: one number, times the scale of each row if there are any.
+// The slopes of rows (derivatives of their scores): one number, times the scale of each row if rows have scales.
 struct RowSlopes {
   float slope;
   const float* scales;  // of row 0, or null
@@ -193,9 +196,9 @@ struct RowSlopes {
   ONEPASS_INLINE Vec operator[](int64_t r) const { return broadcast(scales ? slope * scales[r * stride] : slope); }
 };
 
-// Rows of n elements, a vector or more. The elements behind a row's whole vectors are taken with some of those before
-// them, in a vector that ends with the row. `load_numbers(r, count, a, b)` loads those of the rows from r on, of
-// logsumexp.
+// Rows of at least one vector, n elements each. The elements behind a row's whole vectors are computed in a vector that
+// ends with the row, and so also has elements before them. For logsumexp, `load_numbers(r, count, a, b)` loads the
+// numbers of the rows from r on.
 template <GradOp Op, bool kStreaming, class Y, class D, class LoadNumbers>
 __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const int64_t* strides, int64_t rows,
                                             int64_t n, const RowSlopes slopes, LoadNumbers load_numbers) {
@@ -204,7 +207,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
   const int64_t whole = n & -int64_t(kWidth), steps = n & -kUnroll, pairs = n & -kPair, end = n - kWidth;
   alignas(64) int32_t of_end[kWidth];
   for (int i = 0; i < kWidth; ++i) of_end[i] = i >= whole - end ? -1 : 0;
-  IntVec tail_mask;  // the lanes of the last vector whose elements no whole vector has
+  IntVec tail_mask;  // the lanes of the last vector with elements that are in no whole vector
   std::memcpy(&tail_mask, of_end, sizeof tail_mask);
   const auto term = [](const Y* at_y, const Y* at_g) __attribute__((always_inline)) {
     Vec t[1];
@@ -229,7 +232,7 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     const Y *const y_r = y + r * y_stride, *const g_r = g + r * g_stride;
     D* const to = dx + r * dx_stride;
     if constexpr (kStreaming) return grad_store<Op, Y, D>({y_r, g_r, -1, n}, to, epilogue, true);
-    Vec tail[1] = {};  // comes first: in place, the stores below overwrite what it reads
+    Vec tail[1] = {};  // computed first: in place, the stores below overwrite what it reads
     if (whole < n) epilogue.compute(y_r + end, g_r + end, tail);
     for (int64_t i = 0; i < steps; i += kUnroll) {
       Vec v[4];
@@ -259,7 +262,8 @@ __attribute__((noinline)) void grad_row_run(const Y* y, const Y* g, D* dx, const
     return;
   }
   const int64_t fit = kRowsTogetherBytes / (n * int64_t(sizeof(Y))), some = fit < kWidth ? fit : kWidth;
-  // Products wait less for a sum than it takes to store it, and so do narrow vectors; 16-bit types wait more.
+  // For products, waiting for a sum is cheaper than storing it, and also for narrow vectors. For 16-bit types it is
+  // not.
   const bool transposed = Op == GradOp::softmax && sizeof(Y) == 2 && n >= kUnroll && n < 384;
   const bool alone = (Op == GradOp::softmax || kWidth < 16) && (n >= kUnroll || n % kWidth == 0);
   if (some <= 1 || (alone && !transposed)) {

@@ -1,5 +1,5 @@
-// scored.cpp: the plans of scored problems, and what runs them, compiled once per instruction set (ONEPASS_ISA names
-// it, and its namespace).
+// scored.cpp: the plans of scored problems, and the dispatch of a call to its types, compiled once per instruction set
+// (ONEPASS_ISA is its name and namespace).
 #include "../core/batch_invariant.h"
 #include "scored_forward.h"
 
@@ -9,21 +9,21 @@ namespace {
 
 constexpr int64_t kMinGatheredRows = 2;  // for each lane
 
-// Elements of the longest row that is gathered: a row alone costs a function some hundred elements' time, one of
-// doubles more, and a gradient less.
+// The most elements of a row that is gathered. A row that is computed alone costs a function the time of some hundred
+// elements, more for doubles, and less in a gradient.
 int64_t max_gathered_row(const ScoredProblem& p) {
   if (p.is_backward()) return 64;
   return p.accumulator() == DType::float64 ? 256 : 96;
 }
 
-// Do the results of a row lie side by side, or those of neighbouring columns?
+// Whether the results of a row, or of neighbouring columns, are adjacent in memory.
 bool stores_in_place(const ScoredProblem& p, bool in_columns) {
   if (p.is_backward() ? p.in != p.out : is_reduction(p.function)) return !p.is_backward();
   const auto& dims = in_columns ? p.outer : p.reduced;
   return dims.count == 0 || (dims.innermost().strides[kResult] == 1 && (in_columns || dims.count == 1));
 }
 
-// Whether the results of a step of each tile of columns begin at a line.
+// Whether the results of a step begin at a cache line in each tile of columns.
 bool are_at_lines(const ScoredProblem& p, int64_t width) {
   const int64_t size = size_of(p.out), columns = p.outer.count - 1;
   bool all =
@@ -33,13 +33,13 @@ bool are_at_lines(const ScoredProblem& p, int64_t width) {
   return all;
 }
 
-// Whether tiles have a row in each lane. Their rows lie side by side; or they are short and at equal distances, along
-// the longest dim, which becomes the innermost one, and their elements are gathered.
+// Whether tiles have a row in each lane. Either rows lie side by side. Or they are short and at a fixed stride along
+// the longest dim; that dim then becomes the innermost one, and the elements are gathered.
 bool is_tiled(ScoredProblem& p, bool is_small, int64_t lanes) {
   if (p.outer.count == 0) return false;
   const auto column = p.outer.innermost();
-  // A step of a function costs about as much with few columns as with a vector of them, and less than their gathering.
-  // In a gradient that holds where steps are taken together.
+  // A step of a function costs about the same with few columns as with a whole vector of them, and less than gathering.
+  // In a gradient this holds if several steps are processed together.
   const bool is_narrow =
       !p.is_backward() || (p.function != Function::logsumexp && p.reduced.innermost().strides[kInput] == column.size);
   const int64_t least = is_narrow ? std::max<int64_t>(2, lanes / 4) : lanes;
@@ -70,19 +70,19 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   if (in_columns) {
     plan.route = ScoredRoute::columns;
     const int64_t fit = kScratch * int64_t(sizeof(float)) / size / (p.n + 1);
-    // Gradients take no scratch memory. Steps of whole narrow lines go together. Short runs are slow to read: where no
-    // more fit, columns are read twice, in long ones.
+    // Gradients need no scratch memory. Steps of whole narrow lines are processed together. Short runs are slow to
+    // read: if longer ones do not fit, columns are read twice, in long runs.
     const bool follows = p.reduced.count <= 1 && p.reduced.innermost().strides[kInput] == column.size;
     const bool is_whole = follows && column.size <= kMaxColumns / 2;
     int64_t most = backward       ? kGradLineBytes / size_of(p.in)
                    : is_whole     ? std::clamp<int64_t>(fit & -2 * L, up_to(column.size, 2 * L), most_columns(L))
                    : fit >= 4 * L ? std::min<int64_t>(fit & -2 * L, most_columns(L))
                                   : most_columns(L);
-    // Columns of which steps may go together stay whole: bits do not depend on the number of threads.
+    // Columns whose steps may be processed together stay whole: bits must not depend on the number of threads.
     const bool may_narrow = backward && column.size > kGradTogether / 2;
     while (may_narrow && most > kMaxColumns && p.rows / column.size * ceil_div(column.size, most) < p.threads)
       most /= 2;
-    // All tiles are about equally wide, and begin at lines.
+    // All tiles are about equally wide, and begin at cache lines.
     const int64_t line = std::max<int64_t>(L, kLine / size_of(p.out));
     plan.width = std::min(up_to(ceil_div(column.size, ceil_div(column.size, most)), line), most);
     plan.work_items = p.rows / column.size * ceil_div(column.size, plan.width);
@@ -97,8 +97,9 @@ ScoredPlan plan_scored(ScoredProblem& p) {
   }
   plan.grain_size = std::max<int64_t>(1, kCpuGrain / std::max<int64_t>(1, p.rows * p.n / plan.work_items));
   const bool in_place = p.data[kResult] == p.data[kInput] || p.data[kResult] == p.data[kGradOf];
-  // Runs of which a good part is no whole lines are slower with streaming stores. What comes before the first line is
-  // rounded otherwise, where it is halfway between two numbers of 16 bits.
+  // Runs with a large part outside of whole cache lines are slower with streaming stores. And elements before the first
+  // line are rounded differently if they are halfway between two 16-bit numbers, hence none in the batch-invariant
+  // mode.
   const int64_t run = plan.route == ScoredRoute::rows ? p.n * size_of(p.out) : kLine;
   plan.streaming = kHasStreamingStores && plan.stores && !in_place && !batch_invariant() &&
                    p.rows * p.n * size_of(p.out) >= kStreamingBytes && (run % kLine == 0 || run >= 16 * kLine) &&

@@ -1,4 +1,5 @@
-// scored.h: scores on the CPU: the plan and the entry points, one set per compiled instruction set. No torch here.
+// scored.h: functions of scores on the CPU: the plan of a call and the entry points, one set for each compiled
+// instruction set. There is no torch here.
 #pragma once
 
 #include "../core/scored_problem.h"
@@ -6,34 +7,35 @@
 
 namespace onepass {
 
-// rows        rows that a thread takes one after another
-// small_rows  (forward) some dozen short rows at a time
-// columns     tiles of rows, one per lane, that lie side by side; or of short ones at equal distances
-// row_chunks  chunks of long rows
+// The routes:
+//
+//   rows        a thread computes one row after another
+//   small_rows  (forward) some dozen short rows at a time
+//   columns     tiles of rows, one per lane. The rows lie side by side, or they are short and at a fixed stride
+//   row_chunks  long rows, cut into chunks
 enum class ScoredRoute { rows, small_rows, columns, row_chunks };
 
-// How a call is executed. No two threads share a work item, and an item is computed the same way whatever thread takes
-// it.
+// How a call is executed. No two threads share a work item, and an item is computed in the same way by any thread.
 struct ScoredPlan {
   ScoredRoute route = ScoredRoute::rows;
   int64_t work_items = 0;
-  int64_t grain_size = 1;        // work items below which a second thread does not pay
+  int64_t grain_size = 1;        // with fewer work items, a second thread does not pay
   int64_t width = 1;             // rows of a tile of columns
   int64_t chunks = 0;            // per row; 0 if rows are not cut
-  bool reduces = false;          // the states of chunks are merged before results can be stored
-  bool stores = true;            // there are results per element
-  bool stores_in_place = false;  // results lie side by side, and are not scattered
+  bool reduces = false;          // the states of chunks must be merged before results can be stored
+  bool stores = true;            // there is a result for each element
+  bool stores_in_place = false;  // results are adjacent in memory, and need not be scattered
   bool streaming = false;        // results are written by streaming stores
 };
 
-// The state of a chunk: maximum, sum and its rounding error; of a gradient, whether an element takes part, and the sum.
-// The merged states of the rows lie behind those of the chunks.
+// The state of a chunk: maximum, sum and its rounding error. In a gradient: whether any element takes part, and the
+// sum. The merged states of the rows are stored behind the states of the chunks.
 struct ScoredState {
   double m, l, error;
 };
 
-// The phases of chunks that reduce are those of CpuPhase. All else has one, `whole`. `run_scored_backward` is the part
-// of `run_scored` that scored_backward.cpp has.
+// Chunks that are reduced have the phases of CpuPhase. All other calls have one phase, `whole`. run_scored() calls
+// `run_scored_backward`, which is in scored_backward.cpp, for gradients.
 #define ONEPASS_DECLARE_SCORED(isa)                                                                             \
   namespace isa {                                                                                               \
   ScoredPlan plan_scored(ScoredProblem& problem);                                                               \

@@ -1,7 +1,7 @@
-// scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA names it, and
-// its namespace): how the rows of a problem are taken.
+// scored_backward.cpp: gradients of functions of scores, compiled once per instruction set (ONEPASS_ISA is its name and
+// namespace). It processes the rows of a problem in one of these ways:
 //
-//   rows        some rows at a time; short ones that follow each other as one run of elements
+//   rows        a few rows at a time; short rows that are contiguous in memory as one run of elements
 //   columns     tiles of rows that lie side by side, one per lane
 //   row_chunks  chunks of long rows, whose sums are merged
 #include "grad_tile.h"
@@ -11,7 +11,7 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kMaxInRun = 128;  // elements of the longest row that is stored as a part of a run
+constexpr int64_t kMaxInRun = 128;  // the most elements of a row that is stored as a part of a run
 
 template <Function F, class T>
 struct ScoredBackward : ScoredGradient<F, T> {
@@ -22,7 +22,7 @@ struct ScoredBackward : ScoredGradient<F, T> {
   using typename Base::A, typename Base::Numbers, typename Base::Place, typename Base::Runs, typename Base::Sum,
       typename Base::Vector;
 
-  // The numbers of some rows come first, so that their sums need not wait for each other.
+  // The numbers of several rows are computed first, so that their sums need not wait for each other.
   static constexpr int64_t kTogether = kRowsTogetherBytes / int64_t(sizeof(T));  // elements
   void whole_rows(int64_t begin, int64_t end) const {
     const int64_t together = std::clamp<int64_t>(kTogether / p.n, 1, L);
@@ -45,14 +45,14 @@ struct ScoredBackward : ScoredGradient<F, T> {
       }
     }
   }
-  // Short rows that follow each other are stored as one, each element with the numbers of its row.
+  // Whether short rows that are contiguous in memory are stored as one run, each element with the numbers of its row.
   bool go_in_runs() const {
     constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
     return kHasSums && p.n <= kMaxInRun && (kIsSoftmax || !p.has_window()) &&
            rows.follow_each_other({kInput, kGradOf, kOfCap, kResult, mask}) && rows.inner.strides[kScale] == 0;
   }
-  // The last dims of the rows, along all of which they follow each other so. Where elements are hidden does not count:
-  // it is asked for row by row, and seldom.
+  // How many of the last dims of the rows are contiguous in this way. The mask need not be: it is rarely read, and then
+  // row by row.
   int dims_in_runs() const {
     constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
     const auto& dims = p.outer.dims;
@@ -110,7 +110,8 @@ struct ScoredBackward : ScoredGradient<F, T> {
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
   }
 
-  // Steps of narrow tiles that lie one behind the other go together, as one of more columns: how many of a tile.
+  // How many steps of a narrow tile are processed together, as one step with more columns. It takes steps that are
+  // contiguous in memory.
   int64_t steps_together(const ScoredRun& tile) const {
     constexpr ScoredTensor mask = kIsSoftmax ? kInput : kMask;
     const auto follows = [&](ScoredTensor tensor) {
@@ -120,7 +121,7 @@ struct ScoredBackward : ScoredGradient<F, T> {
                      follows(kGradOf) && follows(kResult) && follows(kScale) && follows(kOfCap) && follows(mask);
     return all ? std::clamp<int64_t>(kGradTogether / tile.count, 1, p.n) : 1;
   }
-  // Calls work(run) for the steps of a tile, some at a time.
+  // Calls work(run) for the steps of a tile, `together` at a time.
   template <class Work>
   ONEPASS_INLINE void for_each_steps(const ScoredRun& tile, int64_t together, Work work) const {
     if (together == 1) {
@@ -142,7 +143,7 @@ struct ScoredBackward : ScoredGradient<F, T> {
         gather(rows.template data<const A>(kGradOf, tile), tile.step[kGradOf], tile.count, b);
       }
       const Numbers numbers = {a, b, 1, are_finite(a, tile.count)};
-      if (kIsSoftmax && !numbers.all_finite) together = 1;  // the mask need not follow
+      if (kIsSoftmax && !numbers.all_finite) together = 1;  // the mask need not be contiguous
       for (int64_t i = 1; i < together; ++i) std::copy_n(a, tile.count, a + i * tile.count);
       if (!rows.is_one_run()) {
         rows.for_each_step(tile, 0, p.n, [&](const ScoredRun& run, int64_t) { store_gradients(run, numbers); });
@@ -213,7 +214,8 @@ struct ScoredBackward : ScoredGradient<F, T> {
     this->template load_terms<kPlain>(run, i, v, run.count - i), add_compensated(sums[i / L], errors[i / L], v[0]);
   }
 
-  // First come the sums of chunks, if there are any; merged, they are those of the rows, which lie behind them.
+  // The first phase stores the sums of the chunks, if sums are needed. They are merged to the sums of the rows, which
+  // lie behind them.
   void chunks(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
     const ScoredState* const merged = states + plan.work_items;
     for (int64_t item = begin; item < end; ++item) {

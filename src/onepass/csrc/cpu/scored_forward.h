@@ -1,7 +1,7 @@
-// scored_forward.h: functions of scores. Scores come into the scratch memory of the thread, and the kernels of plain
-// rows and tiles take them from there:
+// scored_forward.h: functions of scores. Scores are written to the scratch memory of the thread, and the kernels of
+// plain rows and tiles read them from there:
 //
-//   rows        a row at a time (rows_simd.h); of doubles as a tile (tile_ops.h)
+//   rows        one row at a time (rows_simd.h); doubles as a tile (tile_ops.h)
 //   small_rows  some dozen rows at a time (small_rows.h)
 //   columns     tiles of rows that lie side by side, one per lane (tile_ops.h)
 //   row_chunks  chunks of long rows, whose states are merged
@@ -15,9 +15,10 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kSmallRowScores = 1024;  // where they begin in the scratch memory: before it is room for a row tile
+constexpr int64_t kSmallRowScores = 1024;  // their offset in the scratch memory; a row tile has room before them
 
-// Y is the type of results that lie side by side; others are made in the type of the computation, and then scattered.
+// Y is the type of results that are adjacent in memory. Other results are computed in the accumulator's type, then
+// scattered.
 template <Function F, class Y>
 struct ScoredForward {
   using A = Acc<Y>;
@@ -32,13 +33,13 @@ struct ScoredForward {
   const ScoredRows rows{p};
   const bool has_sink = p.has(kSink) || p.sink != -kInf<double>;
   const bool streaming = plan.streaming && plan.stores_in_place;
-  // The result of an element outside the window, and what those of a row are that has nothing.
+  // The result of an element outside the window; and the results of a row in which no element takes part.
   const A outside = F == Function::softmax ? A(0) : -kInf<A>;
   const A nothing = p.empty_is_zero ? outside : kNan<A>;
   A* const t = reinterpret_cast<A*>(scratch());
 
   A sink(const int64_t* row) const { return p.has(kSink) ? *rows.template data<const A>(kSink, row) : A(p.sink); }
-  // The results of a row: in the scratch memory, if they are scattered then.
+  // The address for the results of a row: the scratch memory, if they are scattered later.
   Y* results(const int64_t* row) const {
     return plan.stores_in_place ? rows.template data<Y>(kResult, row) : reinterpret_cast<Y*>(t);
   }
@@ -70,7 +71,7 @@ struct ScoredForward {
     for (int64_t r = begin; r < end; ++r, row.next()) {
       Span in = {0, p.n};
       Vector most = broadcast_as(-kInf<A>);
-      if (clips) {  // what is outside the window is left out
+      if (clips) {  // elements outside the window are left out
         const ScoredRun run = {row.at, rows.inner.strides, 0, p.n};
         in = rows.inside(run);
         if (in.first < in.last) most = write_scores(rows, run.part(in.first, in.last), 1, run.step, t, 0);
@@ -79,7 +80,7 @@ struct ScoredForward {
       }
       int64_t count = in.last - in.first;
       A m = largest(most);
-      if (has_sink) {  // one more element, which has no result
+      if (has_sink) {  // one more element, without a result
         const A last = t[count++] = sink(row.at);
         m = last > m ? last : m;
       }
@@ -94,8 +95,8 @@ struct ScoredForward {
     return m;
   }
 
-  // The results of a row: `count` scores, of which m is the largest, the first of them of the elements `in`. Meanwhile
-  // the row at the beginning of `next` is fetched.
+  // Stores the results of a row from its `count` scores, of which m is the largest. The first score is that of the
+  // first element of `in`. Meanwhile the row at the beginning of `next` is prefetched.
   void finish(const int64_t* row, Span in, int64_t count, A m, const ScoredRun& next) const {
     if constexpr (kIsFloat) {
       if (!exceeds_base(m)) return finish_near(row, in, count, m, next);
@@ -115,7 +116,7 @@ struct ScoredForward {
   __attribute__((noinline)) void finish_near(const int64_t* row, Span in, int64_t count, float m,
                                              const ScoredRun& next) const {
     const Reader scores(t, p, next, count);
-    // Exponentials are good to what the results need.
+    // Exponentials are as accurate as the results need.
     const bool exact = kReduces || p.has(kRowLse);
     const double sum = exact ? row_exp_sum<Epilogue::kFromExp, float>(scores, count, m, t)
                              : row_exp_sum<Epilogue::kFromExp, Y>(scores, count, m, t);
@@ -136,8 +137,8 @@ struct ScoredForward {
       }
     }
   }
-  // Stores the results that follow from the state of a row alone: all of them where they are `special`, or those
-  // outside the window. Returns where the other ones go, or null.
+  // Stores the results that follow from the state of the row alone: if the row is not `regular`, all of them are
+  // `special`; otherwise those outside the window. Returns the address for the other results, or null.
   Y* begin_results(const int64_t* row, Span in, bool regular, A special) const {
     Y* const y = results(row);
     if (!regular) return store_same(y, p.n, special), nullptr;
@@ -209,7 +210,7 @@ struct ScoredForward {
       }
     }
   }
-  // From a row's results to those of the next one, where that is the same for all rows; otherwise 0.
+  // The stride from a row's results to those of the next row, if it is the same for all rows; otherwise 0.
   int64_t result_pitch() const {
     for (int i = 1; i < p.outer.count; ++i) {
       const auto &slow = p.outer.dims[i - 1], &fast = p.outer.dims[i];
@@ -220,8 +221,8 @@ struct ScoredForward {
 
   // Columns -----------------------------------------------------------------------------------------------------------
 
-  // Steps of narrow tiles that lie one behind the other go together, as a wide step of more columns: how many of a
-  // tile.
+  // How many steps of a narrow tile are processed together, as one wide step with more columns. It takes steps that are
+  // contiguous in memory.
   int64_t steps_together(const ScoredRun& tile) const {
     const auto follows = [&](ScoredTensor tensor) {
       return !p.has(tensor) || rows.inner.strides[tensor] == tile.count * tile.step[tensor];
@@ -230,7 +231,7 @@ struct ScoredForward {
                      follows(kBias) && follows(kMask) && (kReduces || follows(kResult));
     return all && p.n > kMaxShortDepth ? std::clamp<int64_t>(most_columns(L) / tile.count, 1, p.n) : 1;
   }
-  // Writes the scores of the wide steps [first, last). What the last one lacks is -inf.
+  // Writes the scores of the wide steps [first, last). Elements that the last one lacks become -inf.
   void write_wide_scores(const ScoredRun& columns, int64_t together, int64_t first, int64_t last,
                          int64_t across) const {
     const auto write = scores_writer<A>(rows, columns.step);
@@ -249,7 +250,7 @@ struct ScoredForward {
     std::fill_n(t + (whole - first) * across, across, -kInf<A>);
     write_steps(whole, 1, rest);
   }
-  // E is the type whose precision the exponentials have: that of the results, or that of a logsumexp.
+  // The exponentials have the precision of type E: that of the results, or that of a logsumexp.
   template <class E>
   void columns(int64_t begin, int64_t end) const {
     ForwardTile<Epilogue, E> tile;
@@ -264,8 +265,8 @@ struct ScoredForward {
       tile.next = fetches && rows.is_one_run() && columns.step[kInput] == 1 ? x + columns.count * size : nullptr;
       tile.next_step = together * rows.inner.strides[kInput] * size, tile.next_vector = L * size;
       tile.parts = together, tile.columns = columns.count;
-      const bool keeps_exps = Epilogue::kFromExp && fits && !p.has(kRowLse);  // of +inf they would make no logsumexp
-      // A block of steps, the first one with the sinks behind it.
+      const bool keeps_exps = Epilogue::kFromExp && fits && !p.has(kRowLse);  // +inf would spoil the logsumexp
+      // Loads a block of steps. The sinks follow the first block.
       const auto load = [&](int64_t first) {
         const int64_t last = std::min(first + depth, steps), count = last - first;
         if (together == 1) {
@@ -303,7 +304,7 @@ struct ScoredForward {
           tile.m[s] = is_empty ? Vector{} : tile.m[s];
           tile.sum[s] = is_empty ? Vector{} + 1 / kTileUnscale<A> : tile.sum[s];
         }
-        // The lanes behind the last column have nothing; they need no NaN.
+        // The lanes behind the last column are empty; they must not become NaN.
         const int64_t last = across / L - 1, lanes = width - last * L;
         tile.m[last] = keep_lanes(tile.m[last], lanes, 0);
         tile.sum[last] = keep_lanes(tile.sum[last], lanes, 1 / kTileUnscale<A>);
@@ -322,7 +323,7 @@ struct ScoredForward {
   static int64_t tile_depth(int64_t across) {
     return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1;
   }
-  // The sinks of rows, one behind the other.
+  // Writes the sinks of rows one after another.
   void write_sinks(const ScoredRun& those, A* to) const {
     const int64_t step = those.step[kSink];
     if (p.has(kSink) && step != 0) {
@@ -372,7 +373,7 @@ struct ScoredForward {
 
   // Chunks ------------------------------------------------------------------------------------------------------------
 
-  // First come their states; merged, they are those of the rows, which lie behind them.
+  // The first phase stores the states of the chunks. They are merged to the states of the rows, which lie behind them.
   void chunks(CpuPhase phase, ScoredState* states, int64_t begin, int64_t end) const {
     const ScoredState* const merged = states + plan.work_items;
     for (int64_t item = begin; item < end; ++item) {

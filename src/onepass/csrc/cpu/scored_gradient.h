@@ -1,13 +1,14 @@
-// scored_gradient.h: gradients of runs of elements, from those of functions of scores. The gradient of a score, of the
-// result y and its gradient g, is
+// scored_gradient.h: gradients of runs of elements. y is the result of the function, and g the gradient of y. The
+// gradient of a score is
 //
 //   softmax      y * (g - sum(y * g))
 //   log_softmax  g - exp(y) * sum(g)
 //   logsumexp    exp(score - y) * g
 //
-// and SlopeLoader makes of it that of the element. Operands are read where they are: those of a sum twice, the second
-// time from the cache. Where an element of a softmax takes no part y is 0, and so is its gradient, unless an operand of
-// the row is not finite; then its sum is not finite either. So the mask is looked at in such rows alone.
+// and SlopeLoader computes the gradient of the element from it. Operands are read in place. If there is a sum, they are
+// read twice, the second time from the cache. If an element of a softmax does not take part, y is 0 and so is its
+// gradient, unless an operand of the row is not finite. Then the row's sum is not finite either, so the mask is read
+// only for such rows.
 #pragma once
 
 #include "rows_simd.h"
@@ -23,23 +24,23 @@ struct ScoredGradient {
   using Vector = V<A>;
   using Exp = std::conditional_t<std::is_same_v<A, double>, ExpDouble, ExpFloat>;
   static constexpr int L = kLanes<A>;
-  static constexpr int64_t kBlock = 1024;  // results that wait for their conversion
+  static constexpr int64_t kBlock = 1024;  // results that are buffered before their conversion
   static constexpr bool kIsSoftmax = F == Function::softmax, kHasSums = F != Function::logsumexp;
   const ScoredProblem& p;
   const ScoredPlan& plan;
   const ScoredRows rows{p};
   const bool has_marks = F == Function::log_softmax && p.empty_is_zero, hides = p.has(kMask) || p.has_window();
 
-  // The numbers of rows: their sums, or the results of logsumexp; and the gradients of those, or marks that are 0 where
-  // nothing takes part in a row. They are `step` apart along a run, 0 where that is one row's.
+  // The numbers of rows. a: their sums, or the results of logsumexp. b: the gradients of these results, or marks that
+  // are 0 if no element of the row takes part. They are `step` apart along a run; 0 if the run belongs to one row.
   struct Numbers {
     const A *a, *b;
     int64_t step;
-    bool all_finite;           // (softmax) of the sums
-    const A* scale = nullptr;  // the scales of short rows in a run, for each of its elements
+    bool all_finite;           // (softmax) whether all sums are finite
+    const A* scale = nullptr;  // for short rows in a run: the scale of each element
   };
   static bool are_finite(const A* sums, int64_t count) {
-    A none = 0;  // of the others the difference is a NaN
+    A none = 0;  // the difference of a number that is not finite with itself is NaN
 #pragma omp simd reduction(+ : none)
     for (int64_t k = 0; k < count; ++k) none += sums[k] - sums[k];
     return kIsSoftmax && none == 0;
@@ -47,14 +48,14 @@ struct ScoredGradient {
 
   // Sums --------------------------------------------------------------------------------------------------------------
 
-  // Whether y and g lie side by side. All that reads them is compiled for that, too.
+  // Whether y and g are contiguous. All code that reads them is also compiled for this case.
   static bool is_plain(const ScoredRun& run) { return run.step[kInput] == 1 && run.step[kGradOf] == 1; }
   template <bool kPlain, int K, class... Count>
   ONEPASS_INLINE void load(ScoredTensor tensor, const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
     const int64_t step = kPlain ? 1 : run.step[tensor];
     load_operand<A>(rows.template data<const T>(tensor, run) + i * step, step, v, count...);
   }
-  // What K vectors of elements add to the sums of their rows; 0 behind the first `count` elements.
+  // The terms that K vectors of elements add to the sums of their rows; 0 behind the first `count` elements.
   template <bool kPlain, int K, class... Count>
   ONEPASS_INLINE void load_terms(const ScoredRun& run, int64_t i, Vector (&v)[K], Count... count) const {
     load<kPlain>(kGradOf, run, i, v, count...);
@@ -69,11 +70,11 @@ struct ScoredGradient {
   struct Sum {
     Vector sum{}, error{};
     ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
-    // Where a sum is not finite its rounding error is meaningless.
+    // If a sum is not finite, its rounding error is meaningless.
     ONEPASS_INLINE Vector value() const { return sum - sum == Vector{} ? sum + error : sum; }
   };
-  // The sum of the elements [first, last) of a row, in each lane that of some. `clips`: what is outside the window,
-  // where y is 0, is not read.
+  // The sum of the elements [first, last) of a row; each lane has the sum of some of them. `clips`: elements outside
+  // the window, where y is 0, are not read.
   Vector sum_of(const int64_t* row, int64_t first, int64_t last, bool clips = kIsSoftmax) const {
     Sum total;
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
@@ -98,7 +99,7 @@ struct ScoredGradient {
     }
     Vector few{}, v[1];
     for (; i + L <= run.count; i += L) load_terms<kPlain>(run, i, v), few += v[0];
-    if (kPlain && i < run.count && run.count >= L) {  // the last vector, without what has been added
+    if (kPlain && i < run.count && run.count >= L) {  // the last vector, without the elements that have been added
       load_terms<kPlain>(run, run.count - L, v);
       few += drop_lanes(v[0], i + L - run.count);
     } else if (i < run.count) {
@@ -111,7 +112,7 @@ struct ScoredGradient {
     for (int j = 0; j < L; ++j) all.add(double(lanes[j]));
     return all.value();
   }
-  // Whether a row has an element that takes part: one whose log_softmax is not -inf.
+  // Whether any element of a row takes part: one whose log_softmax is not -inf.
   bool takes_part(const int64_t* row, int64_t first, int64_t last) const {
     bool any = false;
     rows.for_each_run(row, first, last, [&](const ScoredRun& run, int64_t) {
@@ -121,7 +122,7 @@ struct ScoredGradient {
     return any;
   }
 
-  // The numbers of up to L rows. next() gives where the next one is: its elements are those from `first` on at `row`.
+  // The numbers of up to L rows. next() returns the place of the next row: its elements from `first` on at `row`.
   struct Place {
     const int64_t* row;
     int64_t first;
@@ -140,7 +141,7 @@ struct ScoredGradient {
     }
     if constexpr (kHasSums) add_lanes(lanes, count, a);
   }
-  // The sums over the lanes of each of the first `count` vectors. There is room for L of them.
+  // The sums over the lanes of each of the first `count` vectors. `to` has room for L sums.
   static ONEPASS_INLINE void add_lanes(Vector (&lanes)[L], int64_t count, A* to) {
     if constexpr (std::is_same_v<A, float>) {
       if (count > 2) return store_vector(to, transpose_reduce(lanes, add));
@@ -149,8 +150,8 @@ struct ScoredGradient {
       for (int64_t k = 0; k < count; ++k) to[k] = A(total_of(lanes[k]));
     }
   }
-  // The sums of up to L short rows, which follow each other in a run of all their elements: those of sum_of, to the
-  // bit.
+  // The sums of up to L short rows, which are contiguous in one run of all their elements. The bits are those of
+  // sum_of.
   __attribute__((noinline)) void sum_short_rows(const ScoredRun& run, int64_t count, A* to) const {
     Vector lanes[L] = {}, v[1];
     const int64_t n = p.n;
@@ -167,8 +168,8 @@ struct ScoredGradient {
 
   // Results -----------------------------------------------------------------------------------------------------------
 
-  // Stores load(i, v), or of the first `count` elements load(i, v, count), for the elements of a run. InputNan: see
-  // convert.
+  // Stores load(i, v), or load(i, v, count) for the first `count` elements of a vector, for all elements of a run. For
+  // InputNan see convert.
   template <bool InputNan, class Load>
   ONEPASS_INLINE void store(const ScoredRun& run, Load load) const {
     if constexpr (std::is_same_v<A, float>) {
@@ -195,13 +196,13 @@ struct ScoredGradient {
       for (Vector& each : v) each = Vector{};
     });
   }
-  // Runs of which each is `apart` from the one before; the numbers of each are `numbers` behind those of the one
-  // before.
+  // Several runs: each is `apart` from the run before it, and its numbers are `numbers` behind those of the run before
+  // it.
   struct Runs {
     int64_t count = 1;
     const int64_t* apart = nullptr;
     int64_t numbers = 0;
-    bool fetches = false;  // what comes some runs later
+    bool fetches = false;  // prefetches operands of later runs
   };
   void store_gradients(const ScoredRun& run, const Numbers& numbers, bool clips = true, const Runs& runs = {}) const {
     constexpr bool can_be_plain = kHasFastPaths && kHasSums;
@@ -217,7 +218,7 @@ struct ScoredGradient {
     NoScores(const ScoredRows&, const ScoredRun&) {}
     void next(const int64_t*) {}
   };
-  // kClips: there may be a softcap or a window, which take registers.
+  // kClips: there may be a softcap or a window, which need registers.
   template <bool kPlain, bool kClips>
   __attribute__((noinline)) void store_runs(const ScoredRun& first, const Numbers& numbers, bool clips,
                                             const Runs& runs) const {
@@ -225,14 +226,14 @@ struct ScoredGradient {
     std::conditional_t<kHasSums, NoScores, ScoreLoader<A, T>> scores(rows, first);
     const A *a = numbers.a, *b = numbers.b;
     ScoredRun run = first;
-    int64_t at[kScoredTensors];  // the origin of all runs but the first
+    int64_t at[kScoredTensors];  // the origin of all runs after the first
     for (int64_t left = runs.count;;) {
       if (runs.fetches) rows.fetch_step(kOfCap, p.out, run), rows.fetch_step(kResult, p.out, run);
       const Span in = clips ? rows.inside(run) : Span{0, run.count};
       if (in.first == in.last) {
         store_zeros(run);
       } else {
-        // Of plain runs whole steps are stored: those at the ends of the window with zeros.
+        // For plain runs whole steps are stored; those at the ends of the window include zeros.
         constexpr int64_t step = kPlain ? 4 * L : 1;
         const Span part = {in.first & -step, std::min(up_to(in.last, step), run.count)};
         if (part.first > 0) store_zeros(run.part(0, part.first));
@@ -245,7 +246,7 @@ struct ScoredGradient {
       slope.next(runs.apart), scores.next(runs.apart);
     }
   }
-  // What a loop needs is in variables of its own: stores might change all that is in memory.
+  // What the loop uses is copied to local variables: the compiler assumes that stores may change anything in memory.
   template <bool kPlain, bool kClips, class Scores>
   ONEPASS_INLINE void store_inside(const ScoredRun& run, const Span& part, const Span& window, const A* numbers_a,
                                    const A* numbers_b, const Numbers& numbers, const SlopeLoader<A>& slope_of_run,
@@ -285,16 +286,16 @@ struct ScoredGradient {
         }
       }
       slope.template multiply<T, kPlain, kClips>(i, v, count...);
-      // Where y is 0 a factor may be infinite or NaN, and the zero has the sign that it has outside the window: in each
-      // row whose sum is finite, whatever rows are beside it.
+      // If y is 0, a factor may be infinite or NaN, so the gradient is set to 0, with the sign that zeros have outside
+      // the window. This is done in each row whose sum is finite, whatever rows are beside it.
       if (kIsSoftmax && zeroes) {
         for (int k = 0; k < K; ++k) {
-          Vector kept = of_y[k];  // not 0 where the gradient stays
+          Vector kept = of_y[k];  // not 0 if the gradient is kept
           if (!all_finite) kept = a[k] - a[k] == Vector{} ? kept : broadcast_as(A(1));
           v[k] = kept != A(0) ? v[k] : Vector{};
         }
       }
-      // Are all of them inside the window? As unsigned numbers those before it are the largest.
+      // Whether all of them are inside the window. As unsigned numbers, positions before the window are the largest.
       const uint64_t whole = uint64_t(std::max<int64_t>(in.last - in.first - K * L + 1, 0));
       if (kPlain && kClips && uint64_t(i - in.first) >= whole) {
         for (int k = 0; k < K; ++k) {
@@ -304,7 +305,7 @@ struct ScoredGradient {
         }
       }
     };
-    // (An exponential of a NaN is a NaN of any bits.)
+    // (The exponential of a NaN is a NaN with any bits.)
     store<!kPlain || !kIsSoftmax>(run.part(part.first, part.last), compute);
   }
 };

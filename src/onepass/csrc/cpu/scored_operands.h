@@ -1,5 +1,5 @@
-// scored_operands.h: vectors of a run: scores, what the gradients of scores are multiplied by, and results. The
-// operands are read where they are, in their own types and at any distance, and all is done in registers.
+// scored_operands.h: vectors of a run: scores, the slopes that the gradients of scores are multiplied by, and results.
+// The operands are read in place, in their own types and at any stride, and everything is computed in registers.
 #pragma once
 
 #include "scored_walk.h"
@@ -10,12 +10,12 @@ namespace onepass::ONEPASS_ISA {
 
 // Operands ------------------------------------------------------------------------------------------------------------
 
-// The first `count` lanes of v; the others are `other`.
+// The first `count` lanes of v; the other lanes become `other`.
 ONEPASS_INLINE Vec keep_lanes(Vec v, int64_t count, float other) { return lane_mask(count) ? v : broadcast(other); }
 ONEPASS_INLINE V<double> keep_lanes(V<double> v, int64_t count, double other) {
   return V<int64_t>(lane_mask(2 * count)) ? v : broadcast_as(other);
 }
-// v, but for the first `count` lanes, which are 0.
+// v with the first `count` lanes set to 0.
 ONEPASS_INLINE Vec drop_lanes(Vec v, int64_t count) { return lane_mask(count) ? Vec{} : v; }
 ONEPASS_INLINE V<double> drop_lanes(V<double> v, int64_t count) {
   return V<int64_t>(lane_mask(2 * count)) ? V<double>{} : v;
@@ -29,13 +29,13 @@ ONEPASS_INLINE A widen(T v) {
     return A(to_acc(v));
   }
 }
-// Elements that are `step` apart, one behind the other.
+// Gathers elements that are `step` apart.
 template <class A, class T>
 __attribute__((noinline)) void gather(const T* from, int64_t step, int64_t count, A* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = widen<A>(from[j * step]);
 }
 
-// The same for the lanes of a vector, in registers: one that was stored in parts would wait to be read.
+// The same for the lanes of a vector, in registers: a vector that was stored in parts would have to wait to be read.
 template <class A, class T, size_t... Lane>
 ONEPASS_INLINE V<A> gather_lanes(const T* from, int64_t step, std::index_sequence<Lane...>) {
   return V<A>{widen<A>(from[int64_t(Lane) * step])...};
@@ -45,7 +45,8 @@ __attribute__((noinline)) V<A> gather_vector(const T* from, int64_t step) {
   return gather_lanes<A>(from, step, std::make_index_sequence<size_t(kLanes<A>)>());
 }
 
-// K vectors of elements that are `step` apart, or the first `count` elements of one vector. T is a byte for a mask.
+// Loads K vectors of elements that are `step` apart, or the first `count` elements of one vector. For a mask, T is a
+// byte.
 template <class A, class T, int K, class... Count>
 ONEPASS_INLINE void load_operand(const T* from, int64_t step, V<A> (&v)[K], Count... count) {
   constexpr int L = kLanes<A>;
@@ -79,7 +80,7 @@ ONEPASS_INLINE auto with_element_type(DType type, const Use& use) {
 
 // An operand of any element type.
 struct AnyOperand {
-  const void* data;  // null where the problem has no such tensor
+  const void* data;  // null if the problem has no such tensor
   DType type;
   int64_t step;
 
@@ -96,7 +97,7 @@ struct AnyOperand {
   }
 };
 
-// v where the bytes of a mask are not 0, elsewhere `other`; or of the first `count` lanes alone.
+// v where the bytes of a mask are not 0, and `other` elsewhere; with a count only for the first `count` lanes.
 template <class... Count>
 ONEPASS_INLINE Vec select(const uint8_t* mask, Vec v, Vec other, Count... count) {
 #if defined(__AVX512F__)
@@ -148,7 +149,7 @@ ONEPASS_INLINE void round_to_half(DType type, Vec (&v)[K]) {
 
 // Scores --------------------------------------------------------------------------------------------------------------
 
-// What the elements of a run are multiplied by: a number, and where rows are its lanes one for each.
+// The factors of the elements of a run: one number and, if the elements belong to different rows, a scale for each.
 template <class A>
 struct ScaleOperand {
   A number = 1;
@@ -156,12 +157,12 @@ struct ScaleOperand {
   int64_t step = 0;
 
   ScaleOperand() = default;
-  // Of a number and, unless `first` is null, the scales from there on.
+  // A number and, unless `first` is null, the scales from there on.
   ScaleOperand(double factor, const A* first, int64_t step) : number(A(factor)), step(step) {
     if (!first) return;
     step == 0 ? void(number *= *first) : void(each = first);
   }
-  // kPlain: there is one scale, or they lie side by side.
+  // kPlain: there is one scale, or the scales are contiguous.
   template <bool kPlain = false, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
     for (V<A>& one : v) one *= number;
@@ -173,7 +174,8 @@ struct ScaleOperand {
   }
 };
 
-// Are the operands of a run side by side, and all others one number? Then most of the steps to a score can be left out.
+// Whether x, bias and mask of a run are contiguous, and all other operands are one number. Then most of the steps to a
+// score can be left out.
 inline bool is_plain(const ScoredProblem& p, const int64_t* step) {
   const auto at_most = [&](ScoredTensor tensor, int64_t most) { return !p.has(tensor) || step[tensor] == most; };
   const bool rounds = !p.is_backward() && size_of(p.out) == 2 && p.in != p.out;
@@ -181,7 +183,7 @@ inline bool is_plain(const ScoredProblem& p, const int64_t* step) {
          at_most(kBias, 1) && at_most(kMask, 1);
 }
 
-// Loads the scores of a run whose elements are of type X, in A. kPlain: see is_plain.
+// Loads the scores of a run, whose elements are of type X, as numbers of type A. For kPlain see is_plain.
 template <class A, class X, bool kPlain = false>
 struct ScoreLoader {
   static constexpr int L = kLanes<A>;
@@ -195,9 +197,9 @@ struct ScoreLoader {
   AnyOperand bias;
   const uint8_t* mask;
   const A cap, uncap;
-  const bool rounds;    // elements, to a 16-bit type, before all else
-  int64_t distance;     // of the first element
-  Vector distances[4];  // of four vectors' elements, less that of the first one
+  const bool rounds;    // elements are rounded to a 16-bit type first
+  int64_t distance;     // the distance of the first element
+  Vector distances[4];  // distances of the elements of four vectors from that of the first element
 
   ScoreLoader(const ScoredRows& rows, const ScoredRun& run)
       : p(rows.p),
@@ -217,7 +219,7 @@ struct ScoreLoader {
     for (int k = 0; slopes && k < 4; ++k) distances[k] = (index + A(k * L)) * A(run.step[kDistance]);
   }
 
-  // Goes on to the next run, which is that far from this one in each tensor.
+  // Moves to the next run, which is `apart` from this run in each tensor.
   ONEPASS_INLINE void next(const int64_t* apart) {
     x += apart[kInput], distance += apart[kDistance];
     if (scales && apart[kScale]) scales += apart[kScale], scale = {p.factor, scales, run.step[kScale]};
@@ -225,7 +227,7 @@ struct ScoreLoader {
     if (bias.data) bias.data = static_cast<const char*>(bias.data) + apart[kBias] * size_of(bias.type);
     if (mask) mask += apart[kMask];
   }
-  // Fetches what comes some runs later.
+  // Prefetches operands of later runs.
   ONEPASS_INLINE void fetch(const int64_t* apart) const {
     const auto fetch_from = [&](const void* data, ScoredTensor tensor, int64_t size) {
       const char* const from = static_cast<const char*>(data) + kStepsAhead * apart[tensor] * size;
@@ -234,7 +236,7 @@ struct ScoreLoader {
     fetch_from(x, kInput, sizeof(X));
     if (bias.data && run.step[kBias] != 0 && apart[kBias] != 0) fetch_from(bias.data, kBias, size_of(bias.type));
   }
-  // K vectors from element i on, or the first `count` elements of one.
+  // Loads K vectors from element i on, or the first `count` elements of one vector.
   template <int K, class... Count>
   ONEPASS_INLINE void load(int64_t i, Vector (&v)[K], Count... count) const {
     const auto step = [&](ScoredTensor tensor, int64_t plain) { return kPlain ? plain : run.step[tensor]; };
@@ -264,8 +266,8 @@ struct ScoreLoader {
   }
 };
 
-// Writes the scores of the elements [i, last) of a run, and returns their maximum in each lane. What is behind the last
-// one, in its vector, becomes -inf.
+// Writes the scores of the elements [i, last) of a run, and returns their maximum in each lane. Lanes behind the last
+// element, in its vector, become -inf.
 template <class A, class Scores>
 ONEPASS_INLINE V<A> write_part_scores(const Scores& scores, int64_t i, int64_t last, A* to) {
   constexpr int L = kLanes<A>;
@@ -288,8 +290,8 @@ ONEPASS_INLINE V<A> write_part_scores(const Scores& scores, int64_t i, int64_t l
   }
   return max_as(max_as(most[0], most[1]), max_as(most[2], most[3]));
 }
-// The same for runs of which each is `apart` from the one before; the scores of each are `pitch` behind those of the
-// one before. What is outside the window becomes -inf.
+// The same for several runs. Each is `apart` from the run before it, and its scores are written `pitch` behind those of
+// the run before it. Scores outside the window become -inf.
 template <class A, class X, bool kPlain>
 __attribute__((noinline)) V<A> write_runs_of(const ScoredRows& rows, const ScoredRun& run, int64_t runs,
                                              const int64_t* apart, A* to, int64_t pitch) {
@@ -310,7 +312,8 @@ __attribute__((noinline)) V<A> write_runs_of(const ScoredRows& rows, const Score
   }
 }
 
-// What writes the scores of runs whose elements are `step` apart. Doubles are never plain: less to compile.
+// The function that writes the scores of runs whose elements are `step` apart. Doubles are never plain: less to
+// compile.
 template <class A>
 using ScoresWriter = V<A> (*)(const ScoredRows& rows, const ScoredRun& run, int64_t runs, const int64_t* apart, A* to,
                               int64_t pitch);
@@ -333,7 +336,7 @@ __attribute__((noinline)) V<A> write_row_scores(const ScoredRows& rows, const in
   });
   return most;
 }
-// The scores of the elements [first, last) of the rows of a tile, whose steps are `pitch` apart.
+// Writes the scores of the elements [first, last) of the rows of a tile. The steps are written `pitch` apart.
 template <class A>
 __attribute__((noinline)) void write_tile_scores(const ScoredRows& rows, const ScoredRun& tile, int64_t first,
                                                  int64_t last, A* to, int64_t pitch) {
@@ -346,9 +349,9 @@ __attribute__((noinline)) void write_tile_scores(const ScoredRows& rows, const S
 
 // Slopes --------------------------------------------------------------------------------------------------------------
 
-// Makes gradients of the elements of a run of those of their scores: times the scale and the derivative of the softcap,
-// and, if they may be anything else where the mask is false, 0 there. x is that of the gradient of a result, or the
-// input of the gradient of logsumexp.
+// Computes gradients of the elements of a run from the gradients of their scores: multiplies them by the scale and the
+// derivative of the softcap. Where the mask is false and the gradient may not be 0, it becomes 0. x is the input: the
+// saved one of the softcap (kOfCap), or the input of logsumexp.
 template <class A>
 struct SlopeLoader {
   const double factor;
@@ -358,12 +361,12 @@ struct SlopeLoader {
   AnyOperand x;
   const ScoredTensor x_tensor;
   const A softcap, uncap;
-  const bool makes_half;  // gradients of a 16-bit type
-  const DType half;       // a 16-bit type to which x was rounded before all else, or the type of x
+  const bool makes_half;  // whether gradients are of a 16-bit type
+  const DType half;       // the 16-bit type to which x was rounded first, or the type of x
   const uint8_t* mask;
   const int64_t mask_step;
 
-  // `given` are the scales of the elements of the run, if they are not where the call has them.
+  // `given`: the scales of the elements of the run, if they are not the call's.
   SlopeLoader(const ScoredRows& rows, const ScoredRun& run, bool masks, const A* given = nullptr)
       : factor(rows.p.of_scores ? 1 : rows.p.factor),
         scales(given                                     ? given
@@ -379,21 +382,21 @@ struct SlopeLoader {
         half(rows.p.has(kOfCap) && size_of(rows.p.in) == 2 ? rows.p.in : x.type),
         mask(masks && rows.p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         mask_step(run.step[kMask]) {}
-  // Goes on to the next run, which is that far from this one in each tensor.
+  // Moves to the next run, which is `apart` from this run in each tensor.
   ONEPASS_INLINE void next(const int64_t* apart) {
     if (scales && apart[kScale]) scales += apart[kScale], scale = {factor, scales, scale_step};
     if (softcap != 0) x.data = static_cast<const char*>(x.data) + apart[x_tensor] * size_of(x.type);
     if (mask) mask += apart[kMask];
   }
-  // Is there one scale, or do scales lie side by side, as the elements of the softcap, of the same type as the result,
-  // and a mask do?
+  // Whether there is one scale, or contiguous scales; and whether the elements of the softcap, which have the type of
+  // the result, and the mask are contiguous.
   static bool is_plain(const ScoredRows& rows, const ScoredRun& run, bool masks) {
     const ScoredProblem& p = rows.p;
     return (p.of_scores || ((!p.has(kScale) || run.step[kScale] == 0 || run.step[kScale] == 1) &&
                             (p.softcap == 0 || (p.has(kOfCap) && run.step[kOfCap] == 1 && p.in == p.out)))) &&
            (!masks || !p.has(kMask) || run.step[kMask] == 1);
   }
-  // T is the type of the results of the function. kCaps: there may be a softcap.
+  // T is the type of the function's results. kCaps: there may be a softcap.
   template <class T, bool kPlain, bool kCaps, int K, class... Count>
   ONEPASS_INLINE void multiply(int64_t i, V<A> (&v)[K], Count... count) const {
     scale.template multiply<kPlain>(i, v, count...);

@@ -1,5 +1,5 @@
-// scored_scratch.h: what the kernels of plain rows and tiles take in place of their input and of the softmax's
-// epilogue, where the input is scores in the scratch memory.
+// scored_scratch.h: the input and the softmax epilogue that the kernels of plain rows and tiles use if their input is
+// scores in the scratch memory.
 #pragma once
 
 #include "rows_simd.h"
@@ -7,14 +7,14 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// Reads scores in the scratch memory, and fetches the elements and the bias of scores that come next.
+// Reads scores from the scratch memory, and prefetches the elements and the bias of the next scores.
 template <class A>
 struct ScoreReader : Input<A, A> {
-  const char *x = nullptr, *bias = nullptr;  // those of score 0
-  int64_t x_size = 0, bias_size = 0;         // of an element; 0 where none is fetched
+  const char *x = nullptr, *bias = nullptr;  // addresses for score 0
+  int64_t x_size = 0, bias_size = 0;         // of an element; 0 if nothing is prefetched
 
   explicit ScoreReader(const A* scores = nullptr) : Input<A, A>{scores} {}
-  // After `count` scores come those of the row at the beginning of the run `next`.
+  // The `count` scores are followed by those of the row at the beginning of the run `next`.
   ScoreReader(const A* scores, const ScoredProblem& p, const ScoredRun& next, int64_t count) : ScoreReader(scores) {
     x_size = size_of(p.in), x = static_cast<const char*>(p.data[kInput]) + (next.at(kInput) - count) * x_size;
     if (!p.has(kBias)) return;
@@ -27,9 +27,9 @@ struct ScoreReader : Input<A, A> {
   }
 };
 
-// The softmax of scores. Their own rounding leaves no use for 1 / l in two parts. Slopes and biases put many of
-// them far below the maximum: where products are subnormal, an Intel core takes 150 cycles for a vector that has one.
-// So those are made as integers, which their bits are.
+// The softmax of scores. Scores are rounded themselves, so 1 / l in two parts would not help. Slopes and biases put
+// many scores far below the maximum. If products are subnormal, an Intel core takes 150 cycles for a vector that has
+// one. So subnormal results are computed as integers, which are their bits.
 struct ScoredSoftmaxEpilogue : SoftmaxEpilogue {
   static ScoredSoftmaxEpilogue of(float m, double l) { return {SoftmaxEpilogue::of(m, l)}; }
 
@@ -37,7 +37,7 @@ struct ScoredSoftmaxEpilogue : SoftmaxEpilogue {
   ONEPASS_INLINE void apply(Vec (&e)[K]) const {
     const Vec factor = sizeof(Y) == 2 ? high : high + low;
 #if defined(__AVX512F__)
-    // A power of two whose product is the least normal number, or less than twice as much.
+    // A power of two whose product with the factor is the least normal number, or less than twice as much.
     const UintVec least = (128u << 23) - (UintVec(factor) & 0x7f800000);
     __mmask16 far[K], any = 0;
 #pragma GCC unroll 4

@@ -1,5 +1,5 @@
-// scored_walk.h: where the elements of a scored problem lie: steps through its rows, runs of their elements, and the
-// part of a run that is inside the window.
+// scored_walk.h: where the elements of a scored problem are: walks through its rows, the runs of their elements, and
+// the part of a run that is inside the window.
 #pragma once
 
 #include "../core/scored_problem.h"
@@ -9,18 +9,18 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kStepsAhead = 4;  // of a tile of columns, which are fetched
+constexpr int64_t kStepsAhead = 4;  // steps of a tile of columns that are prefetched
 
 using ScoredGroup = DimGroupOf<kScoredTensors>;
 
-// Steps through the dims of a group in order, the innermost ones excepted. `at` is where an element is in each tensor.
-// It is written and read by whole vectors: one that was written in parts would be read only after all that was written
-// before it is in the cache.
+// Steps through the dims of a group in order, except through the innermost ones. `at` is the offset in each tensor. It
+// is read and written as whole vectors: a vector that was written in parts could be read only after all earlier writes
+// have reached the cache.
 struct ScoredWalk {
   static constexpr int kOffsets = int(up_to(kScoredTensors, 64 / sizeof(int64_t)));
   const ScoredGroup& group;
   const int count;
-  alignas(64) int64_t at[kOffsets] = {}, step[kOffsets] = {};  // of the fastest dim
+  alignas(64) int64_t at[kOffsets] = {}, step[kOffsets] = {};  // step: strides of the fastest dim
   int64_t index[kMaxDims];
 
   __attribute__((noinline)) ScoredWalk(const ScoredGroup& over, int64_t first, int innermost, const int64_t* origin)
@@ -33,7 +33,7 @@ struct ScoredWalk {
     }
     if (count) std::copy_n(group.dims[count - 1].strides, int(kScoredTensors), step);
   }
-  // How many elements of the fastest dim there are from here on.
+  // The number of elements of the fastest dim from here on.
   int64_t rest() const { return count ? group.dims[count - 1].size - index[count - 1] : 1; }
   ONEPASS_INLINE void next() {
     if (!count) return;
@@ -44,7 +44,7 @@ struct ScoredWalk {
   }
 
  private:
-  // Steps through the slower dims, too.
+  // Steps through the slower dims.
   __attribute__((noinline)) void carry() {
     for (int i = count - 1; i >= 0 && index[i] == group.dims[i].size; --i) {
       for (int t = 0; t < kScoredTensors; ++t) {
@@ -56,17 +56,17 @@ struct ScoredWalk {
   }
 };
 
-// Elements at equal distances: `count` of those that begin at `origin`, from the one of index `first` on.
+// Elements at a fixed stride: `count` elements from index `first` on, of those that begin at `origin`.
 struct ScoredRun {
   const int64_t *origin, *step;
   int64_t first, count;
 
   int64_t at(ScoredTensor tensor) const { return origin[tensor] + first * step[tensor]; }
-  // The elements of a span of this run.
+  // The elements [begin, end) of this run.
   ScoredRun part(int64_t begin, int64_t end) const { return {origin, step, first + begin, end - begin}; }
 };
 
-// Where the first element of a run is in each tensor.
+// The offset of the first element of a run in each tensor.
 struct RunPlace {
   int64_t of[kScoredTensors];
   explicit RunPlace(const ScoredRun& run) {
@@ -78,7 +78,7 @@ struct Span {
   int64_t first, last;
 };
 
-// A call's rows, and the runs that they consist of.
+// The rows of a call, and the runs that they consist of.
 struct ScoredRows {
   const ScoredProblem& p;
   DimOf<kScoredTensors> inner = p.reduced.innermost();
@@ -90,7 +90,7 @@ struct ScoredRows {
   }
   ScoredWalk from(int64_t row) const { return {p.outer, row, 0, origin}; }
   bool is_one_run() const { return p.reduced.count <= 1; }
-  // Do the elements of rows that follow each other lie in these tensors as those of one long row do?
+  // Whether consecutive rows are contiguous in these tensors, as if they were one long row.
   bool follow_each_other(std::initializer_list<ScoredTensor> tensors) const {
     if (!is_one_run() || p.outer.count == 0) return false;
     const auto& row = p.outer.dims[p.outer.count - 1];
@@ -118,7 +118,8 @@ struct ScoredRows {
     }
   }
 
-  // Calls work(tile) for tiles of up to `width` rows that lie side by side: the run of their first elements.
+  // Calls work(tile) for tiles of up to `width` rows that lie side by side. A tile is the run of the rows' first
+  // elements.
   template <class Work>
   void for_each_tile(int64_t begin, int64_t end, int64_t width, Work work) const {
     const auto& column = p.outer.dims[p.outer.count - 1];
@@ -129,23 +130,23 @@ struct ScoredRows {
       work(ScoredRun{start.at, column.strides, first, count});
     }
   }
-  // Calls work(run, index) for the elements [first, last) of the rows of a tile: a run is an element of each.
+  // Calls work(run, index) for the elements [first, last) of the rows of a tile. A run has one element of each row.
   template <class Work>
   ONEPASS_INLINE void for_each_step(const ScoredRun& tile, int64_t first, int64_t last, Work work) const {
     ScoredWalk walk(p.reduced, first, 0, tile.origin);
     for (int64_t i = first; i < last; ++i, walk.next()) work(ScoredRun{walk.at, tile.step, tile.first, tile.count}, i);
   }
 
-  // Fetches the elements of a tensor that come some steps after this one of a tile.
+  // Prefetches the elements of a tensor that are some steps behind this step of a tile.
   ONEPASS_INLINE void fetch_step(ScoredTensor tensor, DType type, const ScoredRun& step) const {
     if (!p.has(tensor) || step.step[tensor] == 0 || inner.strides[tensor] == 0) return;
     const int64_t size = size_of(type), at = step.at(tensor) + kStepsAhead * inner.strides[tensor];
     const char* const elements = static_cast<const char*>(p.data[tensor]) + at * size;
     for (int64_t j = 0; j < step.count * size; j += kLine) __builtin_prefetch(elements + j);
   }
-  // The elements of a run that are inside the window.
+  // The part of a run that is inside the window.
   Span inside(const ScoredRun& run) const { return inside(run.at(kDistance), run.step[kDistance], run.count); }
-  // A run by the distance d of its first element, the step from each distance to the next, and its count.
+  // The same for a run with the distance d of its first element, the step between distances, and its count.
   Span inside(int64_t d, int64_t step, int64_t count) const {
     if (!p.has_window()) return {0, count};
     constexpr int64_t far = int64_t(1) << 62;

@@ -1,27 +1,27 @@
-// small_rows.h: short rows of unit stride in vectors of floats. Several groups of rows go together, as many rows per
-// group as a vector has lanes. What is done once per row (the maximum and the sum over the lanes, 1 / l or log(l)) is
-// then done for a group at a time, one row per lane.
+// small_rows.h: short rows of unit stride as vectors of floats. A group has as many rows as a vector has lanes, and
+// several groups are processed together. The work per row (the maximum and the sum over lanes, 1 / l or log(l)) is then
+// done for a whole group at once, one row per lane.
 #pragma once
 
 #include "rows_simd.h"
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int kMaxRowGroups = 4;                                  // groups that go together, if their rows fit
+constexpr int kMaxRowGroups = 4;                                  // groups processed together, if their rows fit
 constexpr int64_t kRowBuffer = kWidth * (kMaxSmallRow + kWidth);  // floats; the buffer is on the stack
 
-// Groups of kWidth rows. There are `count` rows, and the rest of the last group may be read. A row has `whole` vectors
-// and the first lanes of one more, whose other lanes may be read.
+// Groups of kWidth rows. There are `count` rows; the rest of the last group may be read. A row has `whole` vectors and
+// the first lanes of one more. The other lanes of that vector may be read too.
 template <class In>
 struct RowGroups {
   In x;
   int64_t n, x_stride;
   int count;
   int64_t whole, vectors;
-  int64_t ahead;  // elements from a row to one of the next groups, which is fetched meanwhile
+  int64_t ahead;  // elements from a row to a row of the next groups, which is prefetched
   IntVec tail_mask;
 
-  // Calls use with the vectors of a row, if those are at most 4; or with 0.
+  // Calls `use` with the number of vectors of a row as a constant, if it is at most 4; otherwise with 0.
   template <class Use>
   ONEPASS_INLINE auto with_vectors(Use use) const {
     switch (vectors) {
@@ -58,8 +58,8 @@ struct RowGroups {
   }
 };
 
-// A function of such rows. Each step is taken for all groups before the next one: the steps of one group would wait for
-// each other.
+// A function of short rows. Each step is done for all groups before the next step, because the steps of one group
+// depend on each other.
 template <class Epilogue, class In, class Y>
 struct SmallRows : RowGroups<In> {
   using Exp = ExpFor<Y>;
@@ -67,18 +67,18 @@ struct SmallRows : RowGroups<In> {
   using Groups::load1, Groups::load4, Groups::mask;
   using Groups::x, Groups::n, Groups::x_stride, Groups::count, Groups::whole, Groups::vectors, Groups::ahead;
   static constexpr bool kReduces = Epilogue::kOnePerRow;
-  static constexpr bool kStoresElements = !kReduces && !Epilogue::kFromExp;  // in the buffer, instead of exponentials
+  static constexpr bool kStoresElements = !kReduces && !Epilogue::kFromExp;  // in the buffer, not exponentials
   static constexpr bool kDeinterleave = In::kDeinterleave;
-  // Exponentials whose sum goes only into their own factor are relative to the base that is cheapest.
+  // Exponentials that are only divided by their own sum are relative to the cheapest base.
   static constexpr bool kUsesBase = Epilogue::kFromExp && !ExpBase::kSubtractsMax;
   Y* y;
   int64_t y_stride;
   float* buffer;
-  // Per row: the maximum, and two numbers of its base before, and of its epilogue after the sum is known.
+  // For each row: the maximum, and two numbers, first of its base and, once the sum is known, of its epilogue.
   alignas(64) float m[kMaxRowGroups * kWidth], high[kMaxRowGroups * kWidth], low[kMaxRowGroups * kWidth];
   int64_t sum_offset;
-  const float* sinks = nullptr;  // an element of each row that has no result
-  float nothing = kNan<float>;   // what the results of a row are that has nothing but -inf
+  const float* sinks = nullptr;  // one more element for each row, without a result
+  float nothing = kNan<float>;   // the results of a row that has only -inf
 
   ONEPASS_INLINE float* buffer_of(int r, int64_t vecs) const { return buffer + r * vecs * kWidth; }
 
@@ -86,7 +86,7 @@ struct SmallRows : RowGroups<In> {
     if constexpr (kUsesBase) return {broadcast(0), broadcast(low[r]), broadcast(high[r])};
     return {broadcast(m[r])};
   }
-  // The exponentials of vectors, each with its place in the buffer.
+  // The exponentials of vectors, which are stored to `to`, their places in the buffer.
   template <class Base, int K>
   ONEPASS_INLINE void exp_and_store(Vec (&e)[K], const Base& base, float* const (&to)[K]) const {
     if constexpr (kStoresElements) {
@@ -103,8 +103,8 @@ struct SmallRows : RowGroups<In> {
     }
   }
 
-  // The exponentials of K vectors of the rows from `first` on, of each `kOfRow` from vector v on. `masked`: the last
-  // one of a row has only its first lanes.
+  // The exponentials of K vectors: kOfRow vectors of each row from `first` on, from vector v on. `masked`: the last
+  // vector of a row has only its first lanes.
   template <int kOfRow, int K>
   ONEPASS_INLINE void exp_of_rows(int first, int64_t v, bool masked, int64_t vecs, Vec (&e)[K]) const {
     ExpBase bases[K];
@@ -119,7 +119,7 @@ struct SmallRows : RowGroups<In> {
   }
 
   // The sums of a group's scaled exponentials: first four vectors of a row at a time, then the remaining vectors, four
-  // rows at a time. The exponentials, or for log_softmax the elements, go to the buffer.
+  // rows at a time. The exponentials (for log_softmax the elements) are stored to the buffer.
   template <int kVecs>
   __attribute__((noinline)) CompensatedVec sums(int first, std::integral_constant<int, kVecs>) const {
     Vec l[kWidth], errors[kWidth];
@@ -180,8 +180,8 @@ struct SmallRows : RowGroups<In> {
     }
   }
 
-  // Turns a group's sums of scaled exponentials into the numbers of its epilogue. Returns whether a row has no finite
-  // sum or maximum; `undefined` says which: 2 where it has nothing, 1 for another one.
+  // Replaces a group's sums of scaled exponentials by the numbers of its epilogue. Returns whether any row has no
+  // finite sum or maximum. `undefined` is not 0 for such rows: 2 if the row has only -inf, and otherwise 1.
   ONEPASS_INLINE bool prepare_epilogue(int first, Vec top, CompensatedVec l, float* undefined) {
     const Vec finite = (l.sum - l.sum) + (top - top) * 0.0f, no_sum = l.sum == Vec{} ? broadcast(2) : broadcast(1);
     const Vec is_nan = finite == finite ? Vec{} : no_sum;
@@ -198,11 +198,11 @@ struct SmallRows : RowGroups<In> {
     return reduce_max(is_nan) > 0;
   }
 
-  // The tail vector of a row may be stored whole, over the beginning of the next row, which is stored later, if results
-  // are contiguous.
+  // The tail vector of a row may be stored whole if results are contiguous: it then also writes to the beginning of the
+  // next row, which is stored later.
   template <int kVecs>
   __attribute__((noinline)) void finish(bool streaming, bool buffered, std::integral_constant<int, kVecs> of) const {
-    const int64_t beyond = count * n - vectors * kWidth;  // the last row whose vectors all fit begins there at most
+    const int64_t beyond = count * n - vectors * kWidth;  // the last row all of whose vectors fit begins at most here
     const int64_t overrunning = buffered || whole == vectors   ? count
                                 : y_stride == n && beyond >= 0 ? beyond / n + 1
                                                                : 0;
@@ -253,7 +253,7 @@ struct SmallRows : RowGroups<In> {
     l.add(e[0]);
   }
 
-  // `buffered`: results are streamed by way of the buffer, where they take the place of exponentials.
+  // `buffered`: results are streamed from the buffer, where they replace the exponentials.
   __attribute__((noinline)) void run(bool streaming, bool buffered) {
     Vec top[kMaxRowGroups], largest{};
     CompensatedVec l[kMaxRowGroups];
@@ -297,7 +297,7 @@ struct SmallRows : RowGroups<In> {
       if (buffered) y = reinterpret_cast<Y*>(buffer);
       this->with_vectors([&](auto vecs) { this->finish(streaming, buffered, vecs); });
       for (int r = 0; any && r < count; ++r) {
-        // As in torch, also where the maximum is infinite.
+        // As in torch, also if the maximum is infinite.
         if (undefined[r] != 0) fill(y + r * y_stride, n, undefined[r] == 2 ? nothing : kNan<float>);
       }
       if (buffered) stream_bytes(to, y, count * n * int64_t(sizeof(Y)));
@@ -305,7 +305,7 @@ struct SmallRows : RowGroups<In> {
   }
 };
 
-// Rows [first, first + count) of the `rows` of a call, or the negated ones. x and y point to row 0.
+// The rows [first, first + count) of the `rows` rows of a call, or of their negatives. x and y point to row 0.
 template <class Epilogue, class In, class Y>
 void small_rows(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64_t first, int64_t count, int64_t rows,
                 int64_t sum_offset, bool negated, bool streaming) {
@@ -332,7 +332,7 @@ void small_rows(In x, Y* y, int64_t n, int64_t x_stride, int64_t y_stride, int64
     }
     if (!negated && readable(kWidth)) {
       group.run(whole_lines, buffered);
-    } else {  // the memory behind these rows may not be read
+    } else {  // the memory behind these rows must not be read
       alignas(64) typename In::X copy[kRowBuffer];
       std::memset(static_cast<void*>(copy), 0, sizeof *copy * size_t(up_to(group.count, kWidth) * padded));
       for (int64_t r = 0; r < group.count; ++r) {

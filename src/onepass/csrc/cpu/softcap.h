@@ -1,4 +1,4 @@
-// softcap.h: tanh and its derivative, of which a softcap and its gradient are made.
+// softcap.h: tanh and its derivative, for softcaps and their gradients.
 #pragma once
 
 #include "exp_simd.h"
@@ -8,10 +8,10 @@ namespace onepass::ONEPASS_ISA {
 ONEPASS_INLINE Vec magnitude(Vec v) { return Vec(IntVec(v) & 0x7fffffff); }
 ONEPASS_INLINE V<double> magnitude(V<double> v) { return V<double>(V<int64_t>(v) & 0x7fffffffffffffff); }
 
-// v, or `most` where that is less. A NaN stays one.
+// v, or `most` if v is larger. A NaN stays NaN.
 ONEPASS_INLINE V<double> at_most(V<double> v, double most) { return v > most ? broadcast_as(most) : v; }
 
-// Where |v| < kNear tanh is v + v z p(z), where z = v * v, and no exponential is needed: most vectors have no other
+// For |v| < kNear, tanh is v + v z p(z), where z = v * v. This needs no exponential, and most vectors have only such
 // lanes.
 constexpr float kNear = 0.875f;
 template <int K>
@@ -29,7 +29,8 @@ ONEPASS_INLINE Vec tanh_near(Vec v) {
   p = p * z - 3.33332419e-1f;
   return v + v * (z * p);
 }
-// The derivative of tanh there. `Half`: good to 2^-15, an eighth of the rounding of a 16-bit result.
+// The derivative of tanh for |v| < kNear. `Half`: accurate to 2^-15, an eighth of the rounding error of a 16-bit
+// result.
 template <bool Half>
 ONEPASS_INLINE Vec tanh_slope_near(Vec v) {
   const Vec z = v * v, t = tanh_near(v);
@@ -39,7 +40,7 @@ ONEPASS_INLINE Vec tanh_slope_near(Vec v) {
   p = p * z - 9.98837888e-1f;
   return p * z + 1.0f;
 }
-// Elsewhere tanh is 1 - 2 y / (1 + y), where y = exp(-2 |v|), and its derivative 4 y / (1 + y)^2.
+// For other v, tanh is 1 - 2 y / (1 + y), where y = exp(-2 |v|), and its derivative is 4 y / (1 + y)^2.
 template <int K>
 __attribute__((noinline)) void apply_tanh_anywhere(Vec (&v)[K]) {
   Vec y[K];
@@ -62,19 +63,19 @@ __attribute__((noinline)) void apply_tanh_slope_anywhere(Vec (&v)[K]) {
   }
 }
 
-// tanh to 2 ulp.
+// tanh, accurate to 2 ulp.
 template <int K>
 ONEPASS_INLINE void apply_tanh(Vec (&v)[K]) {
   if (are_near(v)) {
     for (Vec& each : v) each = tanh_near(each);
   } else {
-    Vec any[K];  // what a function is given stays in memory
+    Vec any[K];  // arguments of a function that is not inlined stay in memory
     for (int k = 0; k < K; ++k) any[k] = v[k];
     apply_tanh_anywhere(any);
     for (int k = 0; k < K; ++k) v[k] = any[k];
   }
 }
-// The derivative of tanh, to 4 ulp, or `Half` as well as a 16-bit result needs.
+// The derivative of tanh, accurate to 4 ulp or, with `Half`, as a 16-bit result needs.
 template <bool Half = false, int K>
 ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
   if (are_near(v)) {
@@ -86,7 +87,7 @@ ONEPASS_INLINE void apply_tanh_slope(Vec (&v)[K]) {
     for (int k = 0; k < K; ++k) v[k] = any[k];
   }
 }
-// Doubles also to 2 ulp, with the polynomials of Cephes' tanh near 0. From 20 on the result is 1.
+// tanh of doubles, accurate to 2 ulp, with the polynomials of Cephes' tanh near 0. From 20 on the result is 1.
 template <int K>
 ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
   V<double> y[K];
@@ -105,7 +106,7 @@ ONEPASS_INLINE void apply_tanh(V<double> (&v)[K]) {
     v[k] = V<double>(V<int64_t>(whole + whole * (above / (is_near ? q : y[k] + 1.0))) | sign);
   }
 }
-// Its derivative to 5 ulp. It is 0 below 4e-304, before y is subnormal.
+// The derivative for doubles, accurate to 5 ulp. Below 4e-304 it is 0, before y is subnormal.
 template <bool = false, int K>
 ONEPASS_INLINE void apply_tanh_slope(V<double> (&v)[K]) {
   V<double> y[K];
