@@ -1,12 +1,13 @@
 // broadcast_sum.cpp: sums over the dims that a tensor was broadcast along, compiled once per instruction set
-// (ONEPASS_ISA names it, and its namespace).
+// (ONEPASS_ISA is its name and namespace).
 //
-//   columns  neighbours in memory belong to different sums: a tile of sums stays in the cache, and slices are added to
-//            it one after another. Narrow slices that follow each other go together, as one of more columns.
-//   rows     neighbours in memory belong to one sum: a sum at a time, in the lanes of vectors
+//   columns  adjacent elements belong to different sums: a tile of sums stays in the cache, and slices are added to it
+//   one
+//            after another. Narrow slices that are contiguous are added together, as one slice with more columns
+//   rows     adjacent elements belong to one sum: sums are computed one at a time, in the lanes of vectors
 //
-// The sum is made in the type of the computation, that of a chunk by additions one after another, and that of chunks in
-// doubles.
+// Sums are computed in the accumulator's type. The sum of a chunk is a sequence of additions, and the sums of chunks
+// are added as doubles.
 #include "broadcast_sum.h"
 
 #include "dispatch.h"
@@ -18,8 +19,8 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kTileSums = 4096;   // of a tile: half of the first cache
-constexpr int kTogether = 4;          // slices that are added at a time
+constexpr int64_t kTileSums = 4096;   // of a tile: half of the L1 cache
+constexpr int kTogether = 4;          // slices that are added together
 constexpr int64_t kSlices = 128;      // of a chunk
 constexpr int64_t kRowChunk = 16384;  // elements of a chunk of a row
 
@@ -49,7 +50,7 @@ struct BroadcastSum {
     }
   }
 
-  // Stores `count` sums from the one at `at` on, which is that of column `first` of its run.
+  // Stores `count` sums, beginning at `at`. The first one is that of column `first` of its run.
   void store(const int64_t* at, int64_t first, int64_t count, A* from) const {
     if (p.divisor != 1) {
       for (int64_t j = 0; j < count; j += L) store_as(from + j, load_as(from + j) / A(p.divisor));
@@ -65,7 +66,7 @@ struct BroadcastSum {
 
   // Columns -----------------------------------------------------------------------------------------------------------
 
-  // Where a tile is: its first column, how many it has, and the offsets of the run that it is a part of.
+  // Calls work(tile, offsets of its run, its first column, number of its columns) for each tile.
   template <class Work>
   void for_each_tile(int64_t begin, int64_t end, Work work) const {
     const int64_t size = plan.in_columns ? p.kept.innermost().size : 1, of_run = ceil_div(size, plan.width);
@@ -77,8 +78,8 @@ struct BroadcastSum {
       if (first + plan.width >= size) at.next();
     }
   }
-  // Adds the columns of some slices one after another to the sums, which begin at 0 with the first slices of all.
-  // Meanwhile those of `next` are fetched.
+  // Adds the columns of kCount slices, one after another, to the sums. With the first slices the sums begin at 0. The
+  // slices at `next` are prefetched.
   template <int kCount>
   static void add_slices(const T* const (&from)[kTogether], const T* next, int64_t count, bool is_first, A* to) {
     int64_t i = 0;
@@ -112,7 +113,7 @@ struct BroadcastSum {
       }
     }
   }
-  // The sums of the slices [first, last) of a tile. Where slices are narrow, those that follow each other are one.
+  // The sums of the slices [first, last) of a tile. Narrow slices that are contiguous are added as one.
   void sum_slices(const T* tile, int64_t first, int64_t last, int64_t count, A* sums) const {
     OffsetCalculator at(p.summed, first);
     if (plan.run > 1) {
@@ -207,7 +208,7 @@ struct BroadcastSum {
         if (plan.chunks == 1) store(at, first, count, sums);
       }
     };
-    // The first tile and the last one may lack chunks.
+    // The first and the last tile may have only some of their chunks here.
     const int64_t last = ceil_div(end, plan.chunks);
     for_each_tile(begin / plan.chunks, last, [&](int64_t tile, const int64_t* at, int64_t first, int64_t count) {
       const int64_t item = tile * plan.chunks;

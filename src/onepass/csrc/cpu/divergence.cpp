@@ -1,8 +1,8 @@
-// divergence.cpp: divergences: their plans, the terms of rows, and their gradients, compiled once per instruction set
-// (ONEPASS_ISA names it, and its namespace).
+// divergence.cpp: the plans of divergences, the terms of their rows, and their gradients, compiled once per instruction
+// set (ONEPASS_ISA is its name and namespace).
 //
-// The lanes of a vector are classes of a row, or rows that are neighbours. Vectors of a row are computed where they
-// are, if they lie side by side in all tensors. All others are copied to the scratch memory first, a block at a time.
+// The lanes of a vector are classes of a row, or neighbouring rows. Vectors of a row are computed in place if they are
+// contiguous in all tensors. In all other cases they are first copied to the scratch memory, a block at a time.
 #include "../core/batch_invariant.h"
 #include "divergence_rows.h"
 
@@ -10,10 +10,10 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kShortTerms = 128;  // classes of the longest row that is a lane, however it lies
-constexpr int64_t kShortGrads = 31;   // the same of a gradient
+constexpr int64_t kShortTerms = 128;  // the most classes of a row that is a lane, however it lies in memory
+constexpr int64_t kShortGrads = 31;   // the same for gradients
 
-// Scores less a number, from elements. Forward and backward round alike.
+// Scores minus a number, from elements. Forward and backward round in the same way.
 ONEPASS_INLINE Vec relative(Vec x, float factor, Vec to) { return fmadd(x, broadcast(factor), -to); }
 ONEPASS_INLINE V<double> relative(V<double> x, double factor, V<double> to) { return x * factor - to; }
 
@@ -31,8 +31,8 @@ ONEPASS_INLINE Vector sum_of(const Vector (&v)[K]) {
   return v[0];
 }
 
-// Returns vectors of A, which are written to `to` if the elements are of another type. With kTops, `top` becomes the
-// maxima of itself and of their scores.
+// Returns vectors of A. If the elements have another type, the vectors are written to `to`. With kTops, `top` becomes
+// the maximum of itself and of the scores.
 template <bool kTops, class T, class A = Acc<T>>
 __attribute__((noinline)) const A* widen(const Run& run, const T* from, A factor, A* to, V<A>& top) {
   using Vectors = DivergenceVectors<T>;
@@ -58,22 +58,22 @@ __attribute__((noinline)) const A* widen(const Run& run, const T* from, A factor
   if constexpr (!writes) return from;
 }
 
-// The sums of rows, one per lane, or of the parts of one row. A is the type of scores.
+// The sums of rows, one row per lane, or of the parts of one row. A is the type of scores.
 template <class A>
 struct DivergenceSums {
   using Vector = V<A>;
   static constexpr int L = kLanes<A>;
 
-  // A sum per lane, with the rounding errors of the additions of blocks.
+  // A sum in each lane, with the rounding errors of the additions of blocks.
   struct Sum {
     Vector sum, error;
     ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
     ONEPASS_INLINE void multiply(Vector v) { sum *= v, error *= v; }
     Vector value() const { return sum - sum == Vector{} ? sum + error : sum; }
   };
-  // The maxima of s and r, the sums of exponentials relative to them (`other` is that of r), and the sum of
-  // exponentials times s - r, each less its maximum. Of a cross-entropy: the sum of shares (`other`), and that of
-  // shares times s less its maximum.
+  // m: the maxima of s and r. l and other: the sums of exponentials of s and r, relative to these maxima. moment: the
+  // sum of exponentials times (s - r), each minus its maximum. For a cross-entropy, other is the sum of shares, and
+  // moment the sum of shares times (s minus its maximum).
   Vector m[2];
   Sum l, moment, other;
 
@@ -81,14 +81,14 @@ struct DivergenceSums {
     m[0] = m[1] = broadcast_as(-kInf<A>);
     l = moment = other = Sum{};
   }
-  // Relates the sums to other maxima.
+  // Makes the sums relative to other maxima.
   template <bool kKl, class Exp>
   ONEPASS_INLINE void rescale(const Vector (&base)[2]) {
     Vector shift[2], scale[2];
     for (int k = 0; k < 2; ++k) scale[k] = shift[k] = m[k] - base[k];
     Exp::exp_of(scale);
     if constexpr (kKl) {
-      // Where exponentials become 0, so does what was infinite because of one of them.
+      // If an exponential becomes 0, so do sums that were infinite because of it.
       const Vector moved = l.sum == A(0) ? Vector{} : l.sum * (shift[0] - shift[1]);
       moment.sum = scale[0] == A(0) ? Vector{} : (moment.sum + moved) * scale[0];
       moment.error = scale[0] == A(0) ? Vector{} : moment.error * scale[0];
@@ -98,8 +98,8 @@ struct DivergenceSums {
     }
     l.multiply(scale[0]);
   }
-  // Adds a run of elements of x and of y, or of shares, given the maxima of scores so far. As many elements from
-  // `ahead` on, if any, are fetched meanwhile.
+  // Adds a run of elements of x and of y (or shares), given the maxima of all scores so far. `ahead`: if not null, as
+  // many elements from there on are prefetched.
   template <bool kKl, class Exp, class T>
   __attribute__((noinline)) void add(const Run& run, const A* x, const A* y, A factor, const Vector (&top)[2],
                                      const T* const (&ahead)[2]) {
@@ -140,7 +140,7 @@ struct DivergenceSums {
     l.add(sums[0]), moment.add(sums[1]), other.add(sums[2]);
   }
 
-  // Adds products of a run, of which the sum alone is wanted.
+  // Adds the products of a run; only their sum is needed.
   template <class From, class T>
   __attribute__((noinline)) void add_products(const Run& run, const From* x, const From* y,
                                               const T* const (&ahead)[2]) {
@@ -161,7 +161,7 @@ struct DivergenceSums {
     moment.add(products);
   }
 
-  // The lanes of a sum of each row become a lane.
+  // Merges the lanes of each row's sum into one lane.
   template <class Get>
   static Sum to_lanes(Get get) {
     Sum to;
@@ -190,7 +190,7 @@ struct DivergenceSums {
     to.other = to_lanes([&](int j) { return rows[j].other; });
     return to;
   }
-  // log l in two numbers, which is NaN where m is infinite.
+  // log l as two numbers; NaN if m is infinite.
   static void logarithm(const Sum& l, Vector m, Vector& high, Vector& low) {
     low = Vector{};
     if constexpr (std::is_same_v<A, float>) {
@@ -201,7 +201,7 @@ struct DivergenceSums {
     }
     high = m - m == Vector{} ? high : broadcast_as(kNan<A>);
   }
-  // Writes the terms of rows, one per lane.
+  // Writes the terms of rows; each lane is one row.
   __attribute__((noinline)) void write(const DivergenceProblem& p, int64_t row, int64_t count) const {
     const auto put = [&](int64_t number, Vector v) {
       A* const to = static_cast<A*>(p.terms) + number * p.rows + row;
@@ -230,7 +230,7 @@ struct DivergenceForward : DivergenceRows<T> {
   const T *const x = static_cast<const T*>(p.x), *const y = static_cast<const T*>(p.y);
   using Base::Base;
 
-  // Adds a run of a row, or of a group of rows. `ahead`: of the elements that are fetched meanwhile, if any.
+  // Adds a run of a row, or of a group of rows. `ahead`: the elements to prefetch, if any.
   template <class From>
   void add(const Run& run, const From* of_x, const From* of_y, const T* const (&ahead)[2], Sums& sums) const {
     if (p.is_product) return sums.add_products(run, of_x, of_y, ahead);
@@ -285,19 +285,19 @@ struct DivergenceForward : DivergenceRows<T> {
 
 // Gradients -----------------------------------------------------------------------------------------------------------
 
-// What gradients are made of, for a row in each lane.
+// The numbers that gradients are computed from, one row per lane.
 template <class A>
 struct DivergenceNumbers {
   V<A> m, log_l, g;
-  // Of the KL divergence: m and log l of r, and the mean of s - r, each less its maximum. Of a cross-entropy: what p is
-  // multiplied by, and s - lse times weights.
+  // For the KL divergence: m and log l of r, and the mean of s - r, each minus its maximum. For a cross-entropy: the
+  // factor of p, and the weighted factor of s - lse.
   V<A> a, b, c;
 
   DivergenceNumbers(const DivergenceProblem& p, int64_t row, int64_t count) {
     const auto get = [&](const void* planes, int64_t number) {
       V<A> v[1];
       DivergenceVectors<A>::load(static_cast<const A*>(planes) + number * p.rows + row, v, count);
-      return v[0] == v[0] ? v[0] : broadcast_as(kNan<A>);  // pairs of vectors are stored with the NaNs of arithmetic
+      return v[0] == v[0] ? v[0] : broadcast_as(kNan<A>);  // pairs of vectors need the NaNs of arithmetic
     };
     const A factor = A(p.factor);
     m = get(p.terms, 0);
@@ -320,15 +320,15 @@ struct DivergenceNumbers {
   }
 };
 
-// Elements, and their gradients where they are asked for.
+// Elements, and where their gradients are written, if they are asked for.
 template <class T>
 struct Operands {
   const T *x, *y;
   T *dx, *dy;
 };
 
-// Writes gradients of the elements from `operands` on. y has logits, or shares. `ahead`: elements from one to that
-// which is fetched meanwhile.
+// Writes gradients of the elements of `operands`. y has logits or shares. `ahead`: distance in elements to what is
+// prefetched.
 template <bool kKl, class T, class A = Acc<T>>
 __attribute__((noinline)) void write_gradients(const Run& run, const Operands<T>& operands, A factor,
                                                const DivergenceNumbers<A>& numbers, int64_t ahead, bool streaming) {
@@ -403,7 +403,7 @@ struct DivergenceBackward : DivergenceRows<T> {
     p.is_kl ? write_gradients<true>(run, operands, factor, numbers, ahead, streaming)
             : write_gradients<false>(run, operands, factor, numbers, ahead, streaming);
   }
-  // All rows of a tile, or its row j.
+  // All rows of a tile, or only its row j.
   void by_copies(const Tile& tile, int64_t j) const {
     this->for_each_block(tile, [&](const Run& run) {
       this->with_copies(run, tile, j, [&](const Run& group, int64_t row, A* of_x, A* of_y) {
@@ -447,7 +447,7 @@ struct DivergenceBackward : DivergenceRows<T> {
   }
 };
 
-// Whether streaming stores write whole lines of a result, but for a few.
+// Whether streaming stores would write almost only whole lines of a result.
 bool is_in_lines(const DivergenceProblem& p, const DivergencePlan& plan, int t) {
   const void* const to = t == p.kOfDx ? p.dx : p.dy;
   const int64_t line = kLine / size_of(p.type);

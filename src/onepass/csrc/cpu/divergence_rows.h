@@ -1,5 +1,5 @@
-// divergence_rows.h: what divergences and their gradients share: vectors of elements, where those lie, and copies of
-// those that do not lie side by side.
+// divergence_rows.h: what divergences and their gradients share: vectors of elements, where they are in memory, and
+// copies of elements that are not contiguous.
 #pragma once
 
 #include "divergence.h"
@@ -8,11 +8,11 @@
 namespace onepass::ONEPASS_ISA {
 
 constexpr int kTogether = 4;                     // vectors that are computed together
-constexpr int64_t kBlock = 128;                  // vectors of a block, of a row or of each group of rows
+constexpr int64_t kBlock = 128;                  // vectors in a block, of a row or of each group of rows
 constexpr int64_t kGroups = 1024 / sizeof(Vec);  // the most groups of rows of a work item; a group's rows fill a vector
-constexpr int64_t kPitch = kBlock + 2;           // vectors from a group to the next one, in other lines of the cache
-constexpr int64_t kAhead = 2048;                 // elements of a row from one to that which is fetched meanwhile
-constexpr int64_t kClassesAhead = 8;             // the same of rows that are neighbours, in classes
+constexpr int64_t kPitch = kBlock + 2;           // vectors from one group to the next, which so uses other cache lines
+constexpr int64_t kAhead = 2048;                 // distance in elements of a row to what is prefetched
+constexpr int64_t kClassesAhead = 8;             // the same in classes, for neighbouring rows
 static_assert((2 * kGroups + 2) * kPitch * sizeof(Vec) <= kScratch * sizeof(float));
 
 // The classes [first, last) of rows.
@@ -24,15 +24,15 @@ struct Run {
   int64_t vectors(int64_t lanes) const { return in_columns ? size() : ceil_div(size(), lanes); }
 };
 
-// Vectors of elements of type T, one behind the other.
+// Loads, stores and loops for consecutive vectors of elements of type T.
 template <class T>
 struct DivergenceVectors {
   using A = Acc<T>;
   using Vector = V<A>;
   static constexpr int L = kLanes<A>;
-  static constexpr bool kPairs = std::is_same_v<T, bfloat16>;  // of vectors, which stay deinterleaved
+  static constexpr bool kPairs = std::is_same_v<T, bfloat16>;  // pairs of vectors stay deinterleaved
 
-  // Calls body(i, v, L) for kTogether vectors from vector i on, and body(i, v, count) for the first lanes of one.
+  // Calls body(i, v, L) for kTogether vectors from vector i on, or body(i, v, count) for the first lanes of one vector.
   template <class Body>
   static ONEPASS_INLINE void for_each(const Run& run, Body body) {
     const int64_t count = run.vectors(L), tail = run.in_columns ? 0 : run.size() % L, full = count - (tail > 0);
@@ -72,13 +72,13 @@ struct DivergenceVectors {
   }
 };
 
-// What only some calls need. Their vectors are copied, so that the other loops need not know.
+// Steps that only some calls need. Their vectors are copied, so that the other loops do not depend on these steps.
 template <class A>
 struct DivergenceExtras {
   using Vector = V<A>;
   static constexpr int L = kLanes<A>;
 
-  // Makes scores with a softcap of elements, and writes their derivatives, if asked for.
+  // Replaces elements by scores with a softcap, and writes the derivatives if `slopes` is not null.
   static __attribute__((noinline)) void cap(const DivergenceProblem& p, const Run& run, A* x, A* slopes) {
     const A factor = A(p.factor), softcap = A(p.softcap), uncap = 1 / softcap;
     for (int64_t i = 0; i < run.vectors(L); ++i) {
@@ -91,7 +91,7 @@ struct DivergenceExtras {
       store_as(slopes + i * L, slope[0]);
     }
   }
-  // Makes shares of the elements of y.
+  // Replaces the elements of y by shares.
   static __attribute__((noinline)) void share(const DivergenceProblem& p, const Run& run, A* y) {
     const A own = A(1 - p.smoothing), all = A(p.smoothing / double(p.n));
     for (int64_t i = 0; i < run.vectors(L) * L; ++i) y[i] = y[i] * own + all;
@@ -114,7 +114,7 @@ struct DivergenceExtras {
   }
 };
 
-// Do the elements of a class lie side by side in a tensor? Or whole rows, each of which is a block?
+// Whether the elements of a class are contiguous in a tensor; whether whole rows are, and a row is at most a block.
 inline bool columns_are_adjacent(const DivergenceProblem& p, const DivergencePlan& plan, int t) {
   return p.dims && p.strides[t][p.dims - 1] == 1 && plan.span == p.sizes[p.dims - 1];
 }
@@ -135,8 +135,8 @@ struct DivergenceRows {
   const P& p;
   const DivergencePlan& plan;
   const bool caps = p.softcap != 0, makes_shares = p.weight || p.smoothing != 0;
-  const bool is_here = are_here();             // vectors are computed where they are
-  const A factor = caps ? A(1) : A(p.factor);  // of elements, or of scores in their place
+  const bool is_here = are_here();             // vectors are computed in place
+  const A factor = caps ? A(1) : A(p.factor);  // the factor of elements, or of scores that replace them
   A* const copies = reinterpret_cast<A*>(scratch());
 
   DivergenceRows(const P& problem, const DivergencePlan& of) : p(problem), plan(of) {}
@@ -149,7 +149,7 @@ struct DivergenceRows {
 
   // Work items --------------------------------------------------------------------------------------------------------
 
-  // The rows of a work item, and where they begin in each tensor.
+  // The rows of a work item, and their offsets in each tensor.
   struct Tile {
     int64_t row, rows;
     int64_t offsets[P::kTensors][kGroups * L];
@@ -186,7 +186,7 @@ struct DivergenceRows {
       work(Run{c, std::min(c + size, p.n), plan.in_columns, plan.in_columns ? tile.rows : 1});
     }
   }
-  // Calls work(group, j) for each group of rows of a run, from row j of the run on.
+  // Calls work(group, j) for each group of rows of a run. Row j of the run is the first one of the group.
   template <class Work>
   static void for_each_group(const Run& run, Work work) {
     for (int64_t j = 0; j < run.rows; j += L) {
@@ -196,13 +196,13 @@ struct DivergenceRows {
 
   // Copies ------------------------------------------------------------------------------------------------------------
 
-  // The vectors of x or y, and later of dx or dy. The vectors of a group of rows come one behind the other.
+  // The vectors of x or y, and later of dx or dy. The vectors of a group of rows follow one another.
   A* copy_of(int t, int64_t j = 0) const { return copies + (t % 2 * kGroups * L + j) * kPitch; }
   A* slopes() const { return copies + 2 * kGroups * L * kPitch; }  // of a group
-  A* slices() const { return slopes() + L * kPitch; }              // the rows of a group, one behind the other
+  A* slices() const { return slopes() + L * kPitch; }              // the rows of a group, one after another
 
-  // Calls copy(at, i, count) for vectors of neighbours: their place in the tensor, their number, and how many elements
-  // they have.
+  // Calls copy(at, i, count) for vectors of neighbouring rows: their offset in the tensor, their number, and how many
+  // elements they have.
   template <class Copy>
   ONEPASS_INLINE void for_each_vector(int t, const Run& run, const int64_t* offsets, Copy copy) const {
     const int64_t step = p.steps[t], rest = run.rows % L, full = run.rows - rest;
@@ -212,14 +212,14 @@ struct DivergenceRows {
       if (rest) copy(at, i, rest);
     }
   }
-  // Calls copy(at, i, count) for runs of adjacent elements of a group of rows: their place in the tensor, their place
-  // in the slices, and their number.
+  // Calls copy(at, i, count) for runs of adjacent elements of a group of rows: their offset in the tensor, their offset
+  // in the slices, and their length.
   template <class Copy>
   ONEPASS_INLINE void for_each_slice(int t, const Run& run, const int64_t* offsets, Copy copy) const {
     if (rows_are_adjacent(p, plan, t)) return copy(offsets[0], 0, run.rows * p.n);
     for (int64_t j = 0; j < run.rows; ++j) copy(offsets[j] + run.first, j * run.size(), run.size());
   }
-  // Calls copy(at, i) for each element: its place in the tensor, and in the vectors.
+  // Calls copy(at, i) for each element: its offset in the tensor, and in the vectors.
   template <class Copy>
   ONEPASS_INLINE void for_each_element(int t, const Run& run, const int64_t* offsets, Copy copy) const {
     for (int64_t c = 0; c < run.size(); ++c) {
@@ -256,7 +256,7 @@ struct DivergenceRows {
       for_each_element(t, run, offsets, [=](int64_t at, int64_t i) { to[i] = to_acc(from[at]); });
     }
   }
-  // Copies a run to dx or dy.
+  // Copies a run of results to dx or dy.
   __attribute__((noinline)) void write(int t, const Run& run, const int64_t* offsets) const {
     T* const to = static_cast<T*>(t == P::kOfDx ? p.dx : p.dy);
     const A* const from = copy_of(t);
@@ -282,7 +282,7 @@ struct DivergenceRows {
       for_each_element(t, run, offsets, [=](int64_t at, int64_t i) { to[at] = from_acc<T>(from[i]); });
     }
   }
-  // Copies a run of x and y, of row j of the tile or from there on, and calls work(group, row, x, y) for its groups.
+  // Copies a run of x and y, beginning with row j of the tile, and calls work(group, row, x, y) for its groups.
   template <class Work>
   void with_copies(const Run& run, const Tile& tile, int64_t j, Work work) const {
     for (const int t : {P::kOfX, P::kOfY}) read(t, run, tile.offsets[t] + j);

@@ -1,8 +1,8 @@
-// loss.cpp: the plans of losses, and the numbers of rows that losses are made of, compiled once per instruction set
-// (ONEPASS_ISA names it, and its namespace).
+// loss.cpp: the plans of losses, and the numbers per row that losses are computed from, compiled once per instruction
+// set (ONEPASS_ISA is its name and namespace).
 //
-// Rows go through the passes of loss_steps.h in one of three ways, and the lanes of each are merged. Then the numbers
-// are written, or the losses that follow from them.
+// Rows go through the passes of loss_steps.h in one of three ways, and the lanes of each row are merged. Then the
+// numbers are written, or the losses that follow from them.
 #include "../core/batch_invariant.h"
 #include "loss_steps.h"
 
@@ -13,8 +13,8 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kFetched = 2048;  // elements from one to that which is fetched meanwhile, in rows
-constexpr int64_t kRowSteps = 128;  // of the longest row that is computed with others: a step has one of its vectors
+constexpr int64_t kFetched = 2048;  // in rows: distance in elements to what is prefetched
+constexpr int64_t kRowSteps = 128;  // the most steps of a row that is computed with others; a step is one vector
 
 template <class T>
 struct LossForward : LossSteps<T> {
@@ -29,9 +29,9 @@ struct LossForward : LossSteps<T> {
 
   static A& lane(Vector (&v)[4], int64_t j) { return reinterpret_cast<A*>(v)[j]; }
   struct Tile {
-    int64_t row, rows, row_stride, step;  // rows that are neighbours, and begin at x; and from class to class
+    int64_t row, rows, row_stride, step;  // neighbouring rows that begin at x; step: from class to class
     const T* x;
-    Vector factor[4];  // of the rows
+    Vector factor[4];  // of each row
   };
   T* const copy = reinterpret_cast<T*>(scratch());  // of short rows
 
@@ -48,7 +48,7 @@ struct LossForward : LossSteps<T> {
     for (int j = 0; j < L; ++j) each[j] = largest_of(rows[j]);
     return each;
   }
-  // The sum of the lanes of each row becomes that of a lane.
+  // Merges the lanes of each row's sum into one lane.
   static void merge_lanes(const Vector* rows, int64_t count, Sums& to) {
     for (int64_t k = 0; k * L < count; ++k, rows += L) {
       if constexpr (std::is_same_v<A, float>) {
@@ -66,7 +66,7 @@ struct LossForward : LossSteps<T> {
       }
     }
   }
-  // The sum of the parts of a row becomes that of a lane.
+  // Merges the parts of a row's sum into one lane.
   static void merge_parts(const Sums& parts, Sums& to, int64_t row) {
     Vector sum = parts.sum[0], error = (parts.error[0] + parts.error[1]) + (parts.error[2] + parts.error[3]);
     for (int k = 1; k < 4; ++k) add_compensated(sum, error, parts.sum[k]);
@@ -78,7 +78,7 @@ struct LossForward : LossSteps<T> {
 
   // Numbers of rows ---------------------------------------------------------------------------------------------------
 
-  // Writes make(k), vectors of a number per row.
+  // Writes make(k), which are vectors with one number per row.
   template <class To, class Make>
   ONEPASS_INLINE void write(To* to, int64_t rows, Make make) const {
     for (int k = 0; k * L < rows; ++k) {
@@ -91,12 +91,12 @@ struct LossForward : LossSteps<T> {
       }
     }
   }
-  // lse - s of a class of each row, and 0 where the class is not to be looked at.
+  // lse - s of a class of each row; for ignored classes the value is not used.
   void picks_of(const Tile& t, const State& s, const Vector* log_l, int64_t pick, Vector (&picks)[4]) const {
     clear(picks);
     const int64_t* const index = p.index + t.row * p.picks + pick;
     const int64_t each = p.picks, step = t.step;
-    const int64_t ignored = p.is_cross ? p.ignore_index : -1;  // otherwise none is
+    const int64_t ignored = p.is_cross ? p.ignore_index : -1;  // otherwise no class is ignored
     const T* x = t.x;
     for (int64_t j = 0; j < t.rows; ++j, x += t.row_stride) {
       const int64_t at = index[j * each];
@@ -162,7 +162,7 @@ struct LossForward : LossSteps<T> {
     for (int64_t j = 1; this->scale && j < rows; ++j) lane(t.factor, j) = this->factor_of(row + j);
     return t;
   }
-  // The rows of a tile, one per lane.
+  // Reduces the rows of a tile, one per lane.
   void reduce_columns(const Tile& rows, State& s) const {
     Steps t;
     t.kind = Kind::columns, t.vectors = 4, t.step = rows.step, t.lane = rows.row_stride;
@@ -182,7 +182,7 @@ struct LossForward : LossSteps<T> {
     for (int k = 0; k < 4; ++k) t.lanes[k] = kind == Kind::parts ? lanes_of(k, p.n % classes) : p.n % classes;
     return t;
   }
-  // One row after another.
+  // Reduces one row after another.
   void reduce_long_rows(const Tile& rows, State& s) const {
     Steps t = steps_of(Kind::parts);
     t.ahead = kFetched * p.x_step;
@@ -200,7 +200,7 @@ struct LossForward : LossSteps<T> {
       if (has_spread()) merge_parts(parts.spread, s.spread, j);
     }
   }
-  // All rows together. In place of rows that there are not the first one is read.
+  // Reduces all rows together. In place of missing rows, the first row is read.
   void reduce_rows(const Tile& rows, State& s) const {
     Steps t = steps_of(Kind::rows);
     t.vectors = up_to(up_to(rows.rows, L), 2);
@@ -269,7 +269,7 @@ void check_classes(const LossProblem& p) {
   }
 }
 
-// Whether streaming stores write whole lines of the gradient, but for a few.
+// Whether streaming stores would write almost only whole lines of the gradient.
 bool is_in_lines(const LossProblem& p, bool in_columns) {
   const int64_t size = size_of(p.type), line = kLine / size, run = p.n * size;
   if (!in_columns || p.dims == 0) return p.dx_step == 1 && (run % kLine == 0 || run >= 16 * kLine);

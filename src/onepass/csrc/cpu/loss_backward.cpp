@@ -1,10 +1,11 @@
-// loss_backward.cpp: gradients of losses, compiled once per instruction set (ONEPASS_ISA names it, and its namespace).
-// The gradient of a score s of the class c, whose p is exp((s - m) - log l), is
+// loss_backward.cpp: gradients of losses, compiled once per instruction set (ONEPASS_ISA is its name and namespace).
+// The gradient of the score s of class c, where p is exp((s - m) - log l), is
 //
 //   p * (a + b * log p) + w[c] * d - picks[c]
 //
-// with numbers a, b and d of the row; w is 1 without weights. They and the picks are multiplied by the factor of the
-// row's scores first, and the softcap's slope comes last. An element is read once, where it is, and then written.
+// a, b and d are numbers of the row; w is 1 without weights. These numbers and the picks are first multiplied by the
+// factor of the row's scores. The slope of the softcap comes last. Each element is read once, in place, and then
+// written.
 #include "loss_rows.h"
 
 namespace onepass::ONEPASS_ISA {
@@ -12,23 +13,23 @@ namespace onepass::ONEPASS_ISA {
 namespace {
 
 constexpr int64_t kPicks = 8192;    // elements of a tile whose picks are laid out at a time
-constexpr int64_t kFetched = 2048;  // elements from one to that which is fetched meanwhile, in rows
-constexpr int64_t kBlock = 1024;    // gradients that wait for their conversion
+constexpr int64_t kFetched = 2048;  // in rows: distance in elements to what is prefetched
+constexpr int64_t kBlock = 1024;    // gradients that are buffered before their conversion
 
-// kColumns: the lanes are rows; otherwise classes. kPlain: see LossPlan.
+// kColumns: the lanes are rows; otherwise classes. For kPlain see LossPlan::is_plain.
 template <class T, bool kColumns, bool kPlain>
 struct LossBackward : LossRows<T> {
   using Base = LossRows<T>;
   using Base::L, Base::p, Base::plan, Base::weight, Base::plane;
   using typename Base::A, typename Base::Vector;
-  // From an element to the next one that is computed with it. Short rows are copied, so that it is 1.
+  // The strides between elements that are computed together. Short rows are copied, so that the stride is 1.
   const int64_t x_stride = this->last_stride(p.x_strides), dx_stride = this->last_stride(p.dx_strides);
   const bool copies = kColumns && p.n <= short_grad_row(sizeof(T)) && (x_stride != 1 || dx_stride != 1);
   const int64_t x_lane = copies ? 1 : kColumns ? x_stride : p.x_step;
   const int64_t dx_lane = copies ? 1 : kColumns ? dx_stride : p.dx_step;
   const A smoothed = A(p.smoothing / double(p.n)), total = p.total ? *static_cast<const A*>(p.total) : A(1);
-  const A* const grads = static_cast<const A*>(p.grads);  // of terms, or wide ones
-  A* const picks = reinterpret_cast<A*>(scratch());       // of the elements of a tile or chunk; 0 between these
+  const A* const grads = static_cast<const A*>(p.grads);  // of terms, or of wide losses
+  A* const picks = reinterpret_cast<A*>(scratch());       // picks of the elements of a tile or chunk; 0 between these
   T* const copy = reinterpret_cast<T*>(picks + kPicks);
 
   using Base::Base;
@@ -37,9 +38,9 @@ struct LossBackward : LossRows<T> {
 
   struct Numbers {
     alignas(64) A factor[kLossColumns], a[kLossColumns], b[kLossColumns], d[kLossColumns], counts[kLossColumns];
-    A pick[kLossColumns];  // of losses
+    A pick[kLossColumns];  // for losses
     const A *m, *log_l;
-    bool ignores;  // some rows, whose counts are 0
+    bool ignores;  // whether some rows are ignored; their counts are 0
   };
   A grad_of_loss(int64_t row) const {
     return (p.is_wide ? grads[row] : A(to_acc(static_cast<const T*>(p.grads)[row]))) / total;
@@ -85,8 +86,8 @@ struct LossBackward : LossRows<T> {
     for (int64_t j = 0; this->scale && j < count; ++j) of.factor[j] *= this->scale[row + j];
     p.is_cross ? loss_numbers(row, count, of) : term_numbers(row, count, of);
   }
-  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again. `grads` are
-  // the gradients where there is a loss; all others are multiplied by the factors.
+  // Adds the gradients of the picks of rows to those of the classes [first, last), or makes these 0 again. `grads`: for
+  // a cross-entropy, the gradients of the picks. Other picks are multiplied by the factors.
   void lay_picks(int64_t row, int64_t count, int64_t first, int64_t last, int64_t width, bool clears, const A* grads,
                  const A* factors, int64_t paired = 0) const {
     const int64_t* const index = p.index + row * p.picks;
@@ -113,7 +114,7 @@ struct LossBackward : LossRows<T> {
 
   // Elements ----------------------------------------------------------------------------------------------------------
 
-  // Stores the gradients make(i, v), or make(i, v, count) of the first `count` elements of a vector.
+  // Stores the gradients make(i, v), or make(i, v, count) for the first `count` elements of a vector.
   template <bool kPaired = false, class Make>
   ONEPASS_INLINE void store(T* to, int64_t count, Make make) const {
     if constexpr (std::is_same_v<A, float>) {
@@ -129,8 +130,8 @@ struct LossBackward : LossRows<T> {
       for (i = 0; i < now; ++i) to[(first + i) * dx_lane] = from_acc<T>(block[i]);
     }
   }
-  // Of `count` elements at x: one of each row of a tile, of the class at `w`; or of row j alone, of the classes from
-  // there.
+  // The gradients of `count` elements at x. They are elements of one class, whose weight is at `w`, of the rows of a
+  // tile; or of the classes of row j, whose weights begin at `w`.
   template <bool kPaired = false>
   void gradients(const T* x, T* dx, int64_t count, const Numbers& of, int64_t j, const A* w, const A* picked,
                  int64_t ahead) const {
@@ -140,7 +141,7 @@ struct LossBackward : LossRows<T> {
     const bool has_weights = !kPlain && weight, has_picks = p.picks > 0, ignores = kColumns && of.ignores;
     const int64_t lane = kPlain ? 1 : x_lane;
     const Base base = *this;
-    // Of the vectors from element i on: more than two at a time would not fit the registers.
+    // Computes the vectors from element i on. More than two at a time would not fit into the registers.
     const auto make = [=, &of](int64_t i, auto& v, auto... part) __attribute__((always_inline)) {
       constexpr int K = int(sizeof(v) / sizeof(Vector));
       const auto get = [=](const A* each, A one, Vector(&to)[K]) __attribute__((always_inline)) {
@@ -203,7 +204,7 @@ struct LossBackward : LossRows<T> {
 
   // Work items --------------------------------------------------------------------------------------------------------
 
-  // Where a row's elements begin.
+  // Where the elements of a row begin.
   const T* x_of(int64_t row) const { return static_cast<const T*>(p.x) + this->offset_of(row, p.x_strides); }
   T* dx_of(int64_t row) const { return static_cast<T*>(p.dx) + this->offset_of(row, p.dx_strides); }
 
@@ -230,14 +231,14 @@ struct LossBackward : LossRows<T> {
       lay_picks(row, count, first, last, width, true, numbers.pick, numbers.factor);
     }
   }
-  // Pairs of bfloat16 stay deinterleaved where no NaN comes from the input, which takes fewer steps.
+  // Pairs of vectors of bfloat16 stay deinterleaved if no NaN comes from the input. This takes fewer steps.
   static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kPlain && !kColumns;
   bool stays_in_pairs(const Numbers& of, int64_t j) const {
-    // A number that is not finite makes the sum of their differences with themselves a NaN.
+    // If a number is not finite, its difference with itself is NaN, and so is the sum.
     const A none = (of.log_l[j] - of.log_l[j]) + (of.a[j] - of.a[j]) + (of.d[j] - of.d[j]);
     return kPairs && dx_lane == 1 && none == A(0);
   }
-  // The classes [first, last) of a row, whose numbers are those of row j of `numbers`.
+  // Stores the gradients of the classes [first, last) of a row. Its numbers are those of row j in `numbers`.
   void classes(int64_t row, int64_t first, int64_t last, const T* x, T* dx, const Numbers& numbers, int64_t j) const {
     const int64_t count = last - first;
     if (numbers.ignores && numbers.counts[j] == A(0)) {
@@ -245,7 +246,7 @@ struct LossBackward : LossRows<T> {
         for (Vector& each : v) each = Vector{};
       });
     }
-    // What stays in pairs, between the others. Streaming stores write whole lines.
+    // The middle part stays in pairs. Streaming stores write whole lines.
     int64_t ends[] = {count, count, count};
     if (stays_in_pairs(numbers, j)) {
       ends[0] = plan.streaming ? std::min(count, int64_t(-uintptr_t(dx) % kLine / sizeof(T))) : 0;

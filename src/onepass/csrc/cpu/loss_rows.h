@@ -8,19 +8,19 @@
 
 namespace onepass::ONEPASS_ISA {
 
-// Elements of the longest row that is a lane of a tile, however it lies; of a gradient of a type of so many bytes,
-// whose rows are copied twice.
+// The most elements of a row that is computed in one lane of a tile, however it lies in memory. In a gradient, where
+// rows are copied twice, the limit depends on the size of an element.
 constexpr int64_t kShortRow = 128;
 constexpr int64_t short_grad_row(int64_t size) { return size == 2 ? 44 : 24; }
-constexpr int64_t kLossChunk = 4096;   // (backward) elements of a chunk of a longer row
-constexpr int64_t kLossColumns = 256;  // (backward) rows of a tile, or of an item of whole rows
+constexpr int64_t kLossChunk = 4096;   // (backward) elements in a chunk of a longer row
+constexpr int64_t kLossColumns = 256;  // (backward) rows in a tile, or in a work item of whole rows
 
 // T is the type of the elements.
 template <class T>
 struct LossRows {
   using A = Acc<T>;
   using Vector = V<A>;
-  using Exp = std::conditional_t<std::is_same_v<T, float>, ExpFloat, ExpHalf<4>>;  // of floats
+  using Exp = std::conditional_t<std::is_same_v<T, float>, ExpFloat, ExpHalf<4>>;  // used for floats
   static constexpr int L = kLanes<A>;
   const LossProblem& p;
   const LossPlan& plan;
@@ -34,7 +34,7 @@ struct LossRows {
   A* plane(int64_t number, int64_t row) const { return terms + number * p.rows + row; }
   A factor_of(int64_t row) const { return scale ? A(p.factor) * scale[row] : A(p.factor); }
   bool is_ignored(int64_t row) const { return p.is_cross && p.index[row] == p.ignore_index; }
-  // Whether any of some rows is. (Only a cross-entropy has an index of classes to ignore.)
+  // Whether any of these rows is ignored. (Only a cross-entropy has a class to ignore.)
   bool ignores(int64_t row, int64_t count) const {
     const int64_t* const index = p.index + row;
     const int64_t ignored = p.ignore_index;
@@ -44,7 +44,7 @@ struct LossRows {
     return any;
   }
 
-  // Where a row begins, from the strides of x or dx, and from one row of the last dim to the next.
+  // The offset of a row in x or dx, whose strides are given; and the stride between rows of the last dim.
   int64_t offset_of(int64_t row, const int64_t* strides) const {
     int64_t offset = 0;
     for (int d = p.dims - 1; d >= 0; row /= p.sizes[d--]) offset += row % p.sizes[d] * strides[d];
@@ -61,7 +61,7 @@ struct LossRows {
     return {item / plan.per_dim * size + first, std::min(plan.width, size - first)};
   }
 
-  // Copies short rows that do not lie side by side, so that they do, or back.
+  // Copies short rows into a layout in which they lie side by side, or back.
   static void copy_rows(const T* from, int64_t row_step, int64_t step, T* to, int64_t to_row_step, int64_t to_step,
                         int64_t rows, int64_t n) {
     if (step == 1 && to_row_step == 1) return transpose(from, row_step, rows, n, to, to_step);
@@ -89,7 +89,8 @@ struct LossRows {
       for (int64_t j = 0; j < columns; ++j) to[j * column_step + i] = from[i * row_step + j];
     }
   }
-  // Eight rows of eight elements. Three times the first half of the rows is interleaved with the second.
+  // Transposes eight rows of eight elements: three times, the first half of the rows is interleaved with the second
+  // half.
   static ONEPASS_INLINE void transpose_square(const T* from, int64_t row_step, T* to, int64_t column_step) {
     using U = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
     typedef U Eight __attribute__((vector_size(8 * sizeof(U))));
@@ -109,7 +110,7 @@ struct LossRows {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) std::memcpy(to + k * column_step, &a[k], sizeof(Eight));
   }
-  // Scores, from elements times their factor.
+  // Computes scores from elements times their factor, by the softcap.
   template <int K>
   ONEPASS_INLINE void cap(Vector (&v)[K]) const {
     if (softcap == 0) return;
@@ -117,7 +118,7 @@ struct LossRows {
     apply_tanh(v);
     for (Vector& each : v) each *= softcap;
   }
-  // Exponentials of numbers that are at most 0, -inf or NaN. They are not scaled: those below 2^-126 are 0.
+  // Exponentials of numbers that are at most 0, -inf or NaN. They are not scaled: below 2^-126 they are 0.
   template <int K>
   static ONEPASS_INLINE void exp_of(Vector (&v)[K]) {
     if constexpr (std::is_same_v<T, double>) {

@@ -1,23 +1,24 @@
-// loss_steps.h: passes over the elements of rows that make the numbers of losses: maxima, sums of exponentials,
-// moments, and sums of scores. They go step by step, whatever the lanes of a step are.
+// loss_steps.h: passes over the elements of rows that compute the numbers of losses: maxima, sums of exponentials,
+// moments, and sums of scores. A pass goes step by step; it does not depend on what the lanes of a step are.
 //
-// A step is a class, or as many classes as there are lanes, of several vectors: of rows that are neighbours, one per
-// lane; of rows that have a vector each; or of the parts of one long row. Lanes of a row are merged in the end.
+// A step has several vectors. They are one class of neighbouring rows, one row per lane (Kind::columns); or as many
+// classes as there are lanes, of one long row (parts) or of rows that have a vector each (rows). Lanes of one row are
+// merged at the end.
 //
-// Elements are mostly read once. Their exponentials are relative to a power of two near that of class 0, and the maxima
-// are taken beside. A sum has the same digits whatever power of two it is relative to, unless it is too large or
-// vanishes. Of rows where it does, and where the entropy is wanted, the maxima are taken first, block by block.
+// Most elements are read once. Their exponentials are relative to a power of two near that of class 0, and the maxima
+// are computed in the same pass. A sum has the same digits whatever power of two it is relative to, unless it is too
+// large or vanishes. For rows where this happens, and for the entropy, the maxima are computed first, block by block.
 #pragma once
 
 #include "loss_rows.h"
 
 namespace onepass::ONEPASS_ISA {
 
-// loss.cpp alone includes this file. Without a name the compiler inlines these functions as if they were written there;
-// with one, long rows of bfloat16 take 3% longer.
+// Only loss.cpp includes this file. In an anonymous namespace the compiler inlines these functions as if they were
+// written there. In a named one, long rows of bfloat16 take 3% longer.
 namespace {
 
-constexpr int64_t kBlockSteps = 64;  // of a block
+constexpr int64_t kBlockSteps = 64;  // steps in a block
 
 template <class T>
 struct LossSteps : LossRows<T> {
@@ -25,7 +26,7 @@ struct LossSteps : LossRows<T> {
   using Base::L, Base::p, Base::weight;
   using typename Base::A, typename Base::Vector;
   static constexpr int64_t kLanesOfTile = 4 * L;
-  // Whether elements are scores.
+  // Whether elements are scores as they are.
   const bool is_unit = p.softcap == 0 && p.factor == 1 && !this->scale;
 
   using Base::Base;
@@ -37,7 +38,7 @@ struct LossSteps : LossRows<T> {
 #pragma GCC unroll 4
     for (Vector& each : v) each = Vector{};
   }
-  // A sum per lane, with the rounding errors of the additions of blocks.
+  // A sum in each lane, with the rounding errors of the additions of blocks.
   struct Sums {
     Vector sum[4], error[4];
     ONEPASS_INLINE void add(const Vector (&v)[4]) {
@@ -45,8 +46,8 @@ struct LossSteps : LossRows<T> {
     }
     Vector value(int k) const { return sum[k] - sum[k] == Vector{} ? sum[k] + error[k] : sum[k]; }
   };
-  // Of each lane: the sum of exponentials relative to the maximum m, that of exponentials times scores less m, and that
-  // of weights times scores less the reference.
+  // For each lane: the maximum m; the sum l of exponentials relative to m; the sum (moment) of exponentials times
+  // (score minus m); and the sum (spread) of weights times (score minus reference).
   struct State {
     Vector m[4], reference[4];
     Sums l, moment, spread;
@@ -57,21 +58,21 @@ struct LossSteps : LossRows<T> {
     if (p.has_entropy) clear(s.moment.sum), clear(s.moment.error);
     if (has_spread()) clear(s.spread.sum), clear(s.spread.error);
   }
-  // What the vectors of a step are.
+  // What the vectors of a step are (see the beginning of the file).
   enum class Kind { columns, parts, rows };
   struct Steps {
     Kind kind;
     int64_t vectors;
-    const T* x[kLanesOfTile];                         // where each begins
-    int64_t step, lane;                               // in x, between steps and between lanes
-    int64_t weight_step, weight_vector, weight_lane;  // in the weights
+    const T* x[kLanesOfTile];                         // where each vector begins
+    int64_t step, lane;                               // strides in x between steps and between lanes
+    int64_t weight_step, weight_vector, weight_lane;  // strides in the weights
     int64_t count, full;                              // the first `full` of the steps have all lanes
-    int64_t lanes[4];                                 // that each vector of the other steps has
-    int64_t ahead;                                    // from an element to the one that is fetched meanwhile
+    int64_t lanes[4];                                 // how many lanes each vector of the other steps has
+    int64_t ahead;                                    // distance to the element that is prefetched
     Vector factor[kLanesOfTile];
   };
   static int64_t lanes_of(int k, int64_t count) { return std::clamp<int64_t>(count - k * L, 0, L); }
-  // The first lanes of a vector. The other lanes are 0.
+  // Loads the first lanes of a vector. The other lanes are 0.
   template <class From>
   static Vector load_part(const From* from, int64_t lane, int64_t lanes) {
     Vector one[1] = {};
@@ -88,15 +89,15 @@ struct LossSteps : LossRows<T> {
 
   // Passes ------------------------------------------------------------------------------------------------------------
 
-  // What a pass over steps does: all at once, or in two.
+  // What a pass over steps computes: everything at once, or maxima first.
   enum class Pass { whole, maxima, exps, moments };
-  // The maxima of scores and of `top`, the sums of exponentials relative to `base`, and of these times scores less it.
-  // `whole`: relative to the power of two near that of `base`. kUnit: the lanes lie side by side, and elements are
-  // scores.
+  // Computes the maxima of scores and of `top`; the sums of exponentials relative to `base`; and the sums of
+  // exponentials times (score minus base). Pass::whole: relative to the power of two near that of `base`. kUnit: the
+  // lanes are contiguous, and elements are scores.
   template <Pass kPass, bool kUnit>
   __attribute__((noinline)) void pass_over(const Steps& t, int64_t first, int64_t last, const Vector* base, Vector* top,
                                            Vector* sums, Vector* moments) const {
-    constexpr int K = 2;  // vectors at a time: more would not fit the registers
+    constexpr int K = 2;  // vectors at a time: more would not fit into the registers
     constexpr bool has_maxima = kPass == Pass::whole || kPass == Pass::maxima, has_exps = kPass != Pass::maxima;
     const int64_t lane = kUnit ? 1 : t.lane, step = t.step, full = std::min(last, t.full);
     for (int64_t r = 0; r < t.vectors; r += K) {
@@ -168,14 +169,14 @@ struct LossSteps : LossRows<T> {
     p.has_entropy ? pass<Pass::moments>(t, first, last, base, nullptr, sums, moments)
                   : pass<Pass::exps>(t, first, last, base, nullptr, sums);
   }
-  // Whether one pass may do: of floats, where products are not rounded.
+  // Whether one pass may suffice: for floats, if products are not rounded (FMA).
   static constexpr bool kReadsOnce = std::is_same_v<A, float> && !ExpBase::kSubtractsMax;
   static ONEPASS_INLINE ExpBase power_near(Vec m) {
     const Vec exponent = (m * kLog2e + kRound) - kRound;
     return {Vec{}, (exponent - 127.0f) * kLn2, (kRound + 127) - exponent};
   }
-  // Makes sums that are relative to `base` relative to m, but for lanes where they are not good, which become those of
-  // `others()`. `count`: the lanes that have a row.
+  // Makes sums that are relative to `base` relative to m. In lanes where such sums are not accurate, the sums of
+  // `others()` replace them. `count`: the number of lanes that have a row.
   template <class Others>
   static void relate(const Vector (&m)[4], const Vector (&base)[4], int64_t count, Sums& sums, Others others) {
     Vector far[4], any = {};
@@ -198,7 +199,7 @@ struct LossSteps : LossRows<T> {
       sums.error[k] = far[k] != A(0) ? right.error[k] : sums.error[k];
     }
   }
-  // The sums of scores less their references, times weights.
+  // The sums of weights times (score minus reference).
   void sum_spread(const Steps& t, int64_t first, int64_t last, const Vector* reference, Vector* spread) const {
     for (int64_t r = 0; r < t.vectors; ++r) {
       spread[r] = Vector{};
@@ -212,7 +213,7 @@ struct LossSteps : LossRows<T> {
       }
     }
   }
-  // The score of class 0 in each lane, but not that of a class that is masked out by a large number.
+  // The score of class 0 in each lane, or 0 if that class is masked out by a large number.
   void get_references(const Steps& t, Vector* reference) const {
     for (int64_t r = 0; r < t.vectors; ++r) {
       Vector v[1];
@@ -226,14 +227,14 @@ struct LossSteps : LossRows<T> {
       reference[r] = (v[0] < A(3e4)) & (v[0] > A(-3e4)) ? v[0] : Vector{};
     }
   }
-  // Relates the sums to another finite maximum.
+  // Makes the sums relative to another finite maximum.
   ONEPASS_INLINE void rescale(State& s, const Vector (&base)[4]) const {
     Vector scale[4], shift[4];
     for (int k = 0; k < 4; ++k) shift[k] = scale[k] = s.m[k] - base[k];
     this->exp_of(scale);
     for (int k = 0; p.has_entropy && k < 4; ++k) {
       const Vector moved = s.l.sum[k] == A(0) ? Vector{} : shift[k] * s.l.sum[k];
-      // What vanishes may have a moment beyond the largest number.
+      // If the sum vanishes, its moment may be beyond the largest number.
       const Vector moment = scale[k] == A(0) ? Vector{} : (s.moment.sum[k] + moved) * scale[k];
       s.moment.sum[k] = moment, s.moment.error[k] *= scale[k];
     }
@@ -248,7 +249,7 @@ struct LossSteps : LossRows<T> {
     if (t.kind == Kind::columns) return;
     std::fill_n(m, 4, broadcast_as(largest_of(max_as(max_as(m[0], m[1]), max_as(m[2], m[3])))));
   }
-  // The maxima, the sums of exponentials and their moments, block by block.
+  // The maxima, the sums of exponentials, and their moments, block by block.
   void reduce_blocks(const Steps& t, State& s) const {
     for_each_block(t, [&](int64_t first, int64_t last) {
       Vector top[4], base[4], sums[4], moments[4];
@@ -264,7 +265,8 @@ struct LossSteps : LossRows<T> {
       if (p.has_entropy) s.moment.add(moments);
     });
   }
-  // Rows of any number of steps: neighbours, or parts of one row. `rows`: the lanes that have a row.
+  // Reduces neighbouring rows, or the parts of one row, with any number of steps. `rows`: the number of lanes that have
+  // a row.
   void reduce(const Steps& t, int64_t rows, State& s) const {
     get_references(t, s.reference);
     for_each_block(t, [&](int64_t first, int64_t last) {

@@ -1,6 +1,6 @@
 // segment_block.h: a block of neighbouring segments in the scratch memory, and the loops over it: maxima and
-// differences, exponentials, sums and results. The exponentials do not care where segments begin. The lanes of a vector
-// are items of a segment, or columns, or both where a few columns fill a part of a vector.
+// differences, exponentials, sums and results. The exponentials are computed without regard to where segments begin.
+// The lanes of a vector are items of a segment, or columns, or both if a few columns fill only a part of a vector.
 #pragma once
 
 #include "../core/segment_problem.h"
@@ -8,13 +8,14 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kBlockBytes = 8192;     // after which a block ends, so that it stays in the L1 cache
+constexpr int64_t kBlockBytes = 8192;     // a block ends after so many, so that it stays in the L1 cache
 constexpr int64_t kWholeBytes = 98304;    // of a block that is one segment
-constexpr int64_t kMaxPieces = 512;       // of a block
-constexpr int64_t kMaxTileVectors = 16;   // of the columns of a tile
+constexpr int64_t kMaxPieces = 512;       // in a block
+constexpr int64_t kMaxTileVectors = 16;   // columns of a tile
 constexpr int64_t kPadding = 8 * kWidth;  // elements behind a block that vectors may read and write
 
-// The pitch of an item in a block: a few columns take as little of a vector as they fit, all others whole vectors.
+// The pitch of an item in a block. A few columns take the smallest part of a vector that holds them, others whole
+// vectors.
 template <class A>
 constexpr int64_t pitch_of(int64_t columns) {
   if (columns >= kLanes<A>) return up_to(columns, kLanes<A>);
@@ -23,7 +24,7 @@ constexpr int64_t pitch_of(int64_t columns) {
   return pitch;
 }
 
-// Lanes. A vector has P different lanes, again and again.
+// Operations on lanes. A vector has P different lanes, which repeat.
 template <int D, class Vector, size_t... Lane>
 ONEPASS_INLINE Vector swapped(Vector v, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(v, v, int(Lane ^ D)...);
@@ -60,7 +61,7 @@ ONEPASS_INLINE V<A> repeated(const A* from, std::index_sequence<Lane...>) {
 
 // A block in the scratch memory ---------------------------------------------------------------------------------------
 
-// The elements of a segment in lanes of the same columns: `n` from `at` on, vectors of them `step` apart.
+// The elements of a segment that are in lanes of the same columns: `n` elements from `at` on, in vectors `step` apart.
 struct SegmentPiece {
   int32_t at, n;
 };
@@ -75,14 +76,15 @@ struct SegmentBlock {
   template <class Epilogue>
   using Tile = ForwardTile<Epilogue, A>;
 
-  // `base` is what is subtracted from elements, `high` and `low` are the numbers that make results; each has P numbers
-  // per piece.
+  // `base` is what is subtracted from elements. `high` and `low` are the numbers that results are computed from. Each
+  // has P numbers per piece.
   A *const a = reinterpret_cast<A*>(scratch()), *const b = a + kMostNumbers + kPadding,
            *const c = b + kMostNumbers + kPadding;
   A *const m = c + kMostNumbers + kPadding, *const base = m + kNumbers, *const high = base + kNumbers;
   A* const low = high + kNumbers;
-  const A *x = a, *g = b;  // the elements, of two tensors: in a and b, or where they are
-  // The elements of the next block, in memory, and the bytes of one: they are fetched while this one is computed.
+  const A *x = a, *g = b;  // the elements of two tensors: in a and b, or in place
+  // Where the next block's elements are in memory, and the size of one. They are prefetched while this block is
+  // computed.
   struct Next {
     const char* at;
     int64_t size;
@@ -97,14 +99,14 @@ struct SegmentBlock {
   static constexpr bool groups(int P) { return P == 1 && std::is_same_v<A, float>; }
   template <int P>
   static constexpr int kGroup = groups(P) ? L : 1;  // pieces whose lanes are folded together
-  static constexpr int kShort = 4;                  // vectors of a piece without loops
+  static constexpr int kShort = 4;                  // the most vectors of a piece that is computed without loops
   template <int P>
-  static constexpr int kFirst = groups(P) ? kShort : 0;  // vectors of any piece that have no loop
+  static constexpr int kFirst = groups(P) ? kShort : 0;  // the first vectors of a piece, which have no loop
 
-  // Pieces that fill the last group.
+  // Appends empty pieces that fill the last group.
   void finish_pieces() { std::fill_n(pieces + count, L, SegmentPiece{int32_t(elements), 0}); }
 
-  // Vectors of the longest piece of a group: 1, 2 or kShort; or 0 for more.
+  // The number of vectors of the longest piece of a group, rounded up to 1, 2 or kShort; 0 if there are more.
   template <int P>
   int vectors_of_group(int first) const {
     int32_t most = 0;
@@ -123,7 +125,8 @@ struct SegmentBlock {
     }
     work(std::integral_constant<int, 0>());
   }
-  // The first n lanes of v, which begins k vectors after the piece, and `other`.
+  // The first n lanes of the piece, in v, which begins k vectors after the start of the piece. Other lanes become
+  // `other`.
   static ONEPASS_INLINE Vector keep_first(Vector v, int32_t n, int k, A other) {
     if constexpr (std::is_same_v<A, float>) {
       IntVec lane;
@@ -140,14 +143,14 @@ struct SegmentBlock {
   }
   alignas(64) static constexpr int32_t kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-  // The maxima of a piece of K vectors, or of any.
+  // The maxima of a piece, of K vectors or, if K is 0, of any number.
   template <int P, int K>
   ONEPASS_INLINE Vector maximum(SegmentPiece piece) const {
     const A* const from = x + piece.at;
     if constexpr (K > 0) {
       Vector v[K];
       for (int k = 0; k < K; ++k) v[k] = keep_first(load_as(from + k * L), piece.n, k, -kInf<A>);
-      Vector top = max_as(v[0], broadcast_as(-kInf<A>));  // NaN is no maximum
+      Vector top = max_as(v[0], broadcast_as(-kInf<A>));  // NaN does not count as a maximum
       for (int k = 1; k < K; ++k) top = max_as(v[k], top);
       return top;
     }
@@ -167,7 +170,7 @@ struct SegmentBlock {
     }
     return max_as(top[0], top[1]);
   }
-  // The sum of the numbers that load(offset) gives, from a piece of K vectors or of any. `Sum` as CompensatedLanes.
+  // The sum of load(offset) over a piece, of K vectors or of any number. `Sum` is like CompensatedLanes.
   template <int P, int K, class Sum, class Load>
   ONEPASS_INLINE void sum_of(SegmentPiece piece, Vector& sum, Vector& error, Load load) const {
     if (K > 0 || (groups(P) && piece.n <= kShort * L)) {
@@ -189,8 +192,8 @@ struct SegmentBlock {
     if (P < L && piece.n % L) total.add(keep_lanes(load(piece.at + full * L), piece.n % L, A(0)));
     sum = total.value(), error = total.error;
   }
-  // Calls work(offset) for the vectors of a piece of K vectors, or of any. What is behind the piece is another's, whose
-  // turn comes later.
+  // Calls work(offset) for the vectors of a piece, of K vectors or of any number. The elements behind the piece belong
+  // to another piece, which is computed later.
   template <int P, int K, class Work>
   ONEPASS_INLINE void for_each_vector(SegmentPiece piece, Work work) const {
     constexpr int first = K > 0 ? K : kFirst<P>;
@@ -207,7 +210,7 @@ struct SegmentBlock {
 
   // The steps of a group, from its first piece on -------------------------------------------------------------------
 
-  // The maxima, and what is subtracted: those, or 0 where they are infinite.
+  // Computes the maxima and what is subtracted: the maximum, or 0 if it is infinite.
   template <int P, int K>
   ONEPASS_INLINE void find_maxima(int first) {
     Vector top;
@@ -231,7 +234,7 @@ struct SegmentBlock {
                                            __attribute__((always_inline)) { store_as(b + i, load_as(x + i) - by); });
     }
   }
-  // The sums of rows, one per lane in a group, else P of them again and again.
+  // The sums of rows: in a group one row per lane, otherwise P sums, which repeat.
   template <int P, int K, class Sum, class Load>
   ONEPASS_INLINE void find_sums(int first, Vector& sum, Vector& error, Load load) const {
     if constexpr (groups(P)) {
@@ -245,7 +248,7 @@ struct SegmentBlock {
       fold_sum<P, L / 2, A>(sum, error);
     }
   }
-  // A sum of exponentials, and of any numbers.
+  // A sum of exponentials; and a sum of any numbers.
   struct ExpSums : CompensatedLanes<A> {
     Vector value() const { return this->sum - this->kStart; }
   };
@@ -254,9 +257,9 @@ struct SegmentBlock {
     ONEPASS_INLINE void add(Vector v) { add_compensated(sum, error, v); }
     Vector value() const { return sum; }
   };
-  // The error of a sum that is not finite is NaN.
+  // If a sum is not finite, its error is NaN.
   static ONEPASS_INLINE Vector total_of(Vector sum, Vector error) { return sum - sum == Vector{} ? sum + error : sum; }
-  // The sums of the exponentials in b.
+  // The sums of the exponentials, which are in b.
   template <int P, int K>
   ONEPASS_INLINE void find_exp_sums(int first, Vector& sum, Vector& error) {
     find_sums<P, K, ExpSums>(first, sum, error,
@@ -270,7 +273,7 @@ struct SegmentBlock {
     const Vector top = load_as(m + first * P);
     if (any_lane<A>(top == kInf<A> ? Vector{} + 1 : Vector{})) mark_infinities<P>(first, sum, error);
   }
-  // The differences from the base of a piece of whole vectors, their exponentials, in b, and the sums of these.
+  // For a piece of whole vectors: the exponentials of the differences from the base, in b, and their sums.
   template <class Exp>
   ONEPASS_INLINE void exponentials_of(int piece, Vector& sum, Vector& error) {
     const A* const from = x + pieces[piece].at;
@@ -305,8 +308,8 @@ struct SegmentBlock {
       for (int k = j; k < L; k += groups(P) ? L : P) sum[k] = total, error[k] = 0;
     }
   }
-  // Replaces the state of rows by the numbers of results; the results are `base` for logsumexp, `m` and `high` for a
-  // state.
+  // Replaces the states of rows by the numbers of results. The result itself is in `base` for logsumexp, and in `m` and
+  // `high` for a state.
   template <int P>
   ONEPASS_INLINE void make_numbers(Function function, int first, Vector sum, Vector error) {
     Vector top = load_as(m + first * P);
@@ -336,7 +339,7 @@ struct SegmentBlock {
       with_vectors<P>(first, [&](auto vectors) __attribute__((always_inline)) { work(first, vectors); });
     }
   }
-  // v = exp(v), scaled as CompensatedLanes has it.
+  // v = exp(v), with the scale of CompensatedLanes.
   template <class Exp>
   void exponentials(A* at) const {
     const Next next = this->next;
@@ -348,7 +351,7 @@ struct SegmentBlock {
       for (int k = 0; k < 4; ++k) store_as(at + i + k * L, v[k]);
     }
   }
-  // Calls work(the exponential that a result of a type needs).
+  // Calls work(exp) with the exponential that a result of this type needs.
   template <class Work>
   static ONEPASS_INLINE void with_exp(DType type, Work work) {
     if constexpr (std::is_same_v<A, double>) return work(ExpDouble());
@@ -361,7 +364,7 @@ struct SegmentBlock {
   void exponentials_for(DType type) {
     with_exp(type, [&](auto exp) { exponentials<decltype(exp)>(b); });
   }
-  // The same, not scaled: those below 2^-126 are 0.
+  // The same without a scale: below 2^-126 they are 0.
   void plain_exponentials(A* at) const {
     struct Exp {
       static ONEPASS_INLINE void apply(V<double> (&v)[4]) { ExpDouble::apply(v); }
@@ -373,14 +376,14 @@ struct SegmentBlock {
     exponentials<Exp>(at);
   }
 
-  // The differences of elements and their maxima, in b.
+  // Computes the differences of elements and their maxima, in b.
   template <int P>
   void begin_forward() {
     for_each_group<P>([&](int first, auto vectors) __attribute__((always_inline)) {
       find_maxima<P, vectors.value>(first), subtract_base<P, vectors.value>(first);
     });
   }
-  // The same with a base that is there.
+  // The same with a given base.
   template <int P>
   void begin_with_base() {
     for_each_group<P>([&](int first, auto vectors)
@@ -401,7 +404,7 @@ struct SegmentBlock {
                             });
     }
   }
-  // Results of numbers that are there. They are in result_of(function).
+  // Computes results from given numbers. They are in result_of(function).
   template <int P>
   void finish_with_numbers(Function function) {
     for_each_group<P>([&](int first, auto vectors)
@@ -413,8 +416,8 @@ struct SegmentBlock {
     make_numbers<P>(function, first, sum, error);
     if (!is_reduction(function)) store_results<P, K>(function, first);
   }
-  // The results of a block, or the numbers of a reduction, by the exponentials that a result of a type needs. Columns
-  // that fill vectors are computed piece by piece.
+  // The results of a block, or the numbers of a reduction, with the exponential that a result of this type needs.
+  // Columns that fill vectors are computed piece by piece.
   template <int P>
   void forward(Function function, DType type) {
     if constexpr (P == L) {
@@ -437,7 +440,7 @@ struct SegmentBlock {
       finish_group<P, vectors.value>(function, first, sum, error);
     });
   }
-  // The sums of exponentials, not scaled, in `high`.
+  // The sums of exponentials, without a scale, in `high`.
   template <int P>
   void sum_exponentials() {
     for_each_group<P>([&](int first, auto vectors) __attribute__((always_inline)) {
@@ -447,7 +450,7 @@ struct SegmentBlock {
     });
   }
 
-  // Gradients of softmax and log_softmax, of the results x and their gradients g. The sums are in `high`.
+  // Gradients of softmax and log_softmax, from the results x and their gradients g. The sums are in `high`.
   template <int P, int K>
   ONEPASS_INLINE void sum_gradients_of(Function function, int first) {
     Vector sum, error;
@@ -489,7 +492,7 @@ struct SegmentBlock {
     sum_gradients<P>(function);
     store_gradients<P>(function, factor);
   }
-  // The gradients of logsumexp, whose results are in `base` and the gradients of those, times the factor, in `high`.
+  // The gradients of logsumexp. Its results are in `base`, and their gradients, times the factor, in `high`.
   template <int P>
   void logsumexp_gradients() {
     begin_with_base<P>();

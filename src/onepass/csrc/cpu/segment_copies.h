@@ -1,5 +1,6 @@
-// segment_copies.h: where the elements of a block of segments lie in the tensors, and their way into the block and out
-// of it: as a run of memory, in vectors of neighbouring columns, or one by one. The same of numbers per segment.
+// segment_copies.h: where the elements of a block of segments are in the tensors, and how they are copied into the
+// block and out of it: as one run of memory, in vectors of neighbouring columns, or one by one. The same for numbers
+// per segment.
 #pragma once
 
 #include "segment_block.h"
@@ -7,9 +8,9 @@
 
 namespace onepass::ONEPASS_ISA {
 
-constexpr int64_t kItemsAhead = 32;  // from an item to that which is fetched meanwhile
+constexpr int64_t kItemsAhead = 32;  // distance to the item that is prefetched
 
-// The tile of columns and the block whose turn it is. A is the type of the computation.
+// The current tile of columns and the current block. A is the accumulator's type.
 template <class A>
 struct SegmentCopies {
   using P = SegmentProblem;
@@ -17,7 +18,7 @@ struct SegmentCopies {
   const P& p;
   const SegmentPlan& plan;
   SegmentBlock<A> block;
-  // The tile: its columns, the pitch of items in a block, pieces of a segment, and where it begins in each tensor.
+  // The tile: its columns, the pitch of items in a block, the pieces of a segment, and its offset in each tensor.
   int64_t columns = 1, pitch = 1, parts = 1, offsets[P::kTensors] = {}, column_steps[P::kTensors] = {};
   int64_t first = 0, items = 0;  // of the block
 
@@ -44,12 +45,12 @@ struct SegmentCopies {
 
   // Items and elements ------------------------------------------------------------------------------------------------
 
-  // Whether the items of the tile are one piece of memory, which lies in a block as it is.
+  // Whether the items of the tile are contiguous in memory, as they are in a block.
   bool is_run(int t) const {
     return !p.order && pitch == columns && p.steps[t] == columns && (columns == 1 || column_steps[t] == 1);
   }
-  // Calls work(at, k) for each item k of the block: where its tile begins in a tensor. In an order items lie anywhere:
-  // those that come soon are fetched meanwhile, kWrites: to be written.
+  // Calls work(at, k) for each item k of the block; `at` is the offset of its tile in tensor t. With an order items lie
+  // anywhere, so later ones are prefetched; kWrites: to be written.
   template <bool kWrites, class Work>
   ONEPASS_INLINE void for_each_item(int t, Work work) const {
     const int64_t tile = offsets[t], step = p.steps[t], n = items, size = size_of(p.types[t]);
@@ -68,7 +69,7 @@ struct SegmentCopies {
                          : follow(static_cast<const int32_t*>(p.order) + first);
     }
   }
-  // Calls copy(element, i) for each element: its place in the tensor, and in the block.
+  // Calls copy(element, i) for each element: its offset in the tensor, and in the block.
   template <bool kWrites, class Copy>
   ONEPASS_INLINE void for_each_element(int t, Copy copy) const {
     const int64_t across = column_steps[t], wide = columns, each = pitch;
@@ -77,7 +78,7 @@ struct SegmentCopies {
       for (int64_t j = 0; j < wide; ++j) copy(at + j * across, k * each + j);
     });
   }
-  // The same for neighbouring columns that are so few that masked vectors would take longer.
+  // The same for so few neighbouring columns that masked vectors would be slower.
   template <bool kWrites, class Copy>
   ONEPASS_INLINE void for_few_columns(int t, Copy copy) const {
     const auto with = [&](auto wide) __attribute__((always_inline)) {
@@ -96,7 +97,7 @@ struct SegmentCopies {
     }
   }
   bool has_few_columns(int t) const { return columns > 1 && columns < 8 && column_steps[t] == 1; }
-  // Calls copy(element, i, count) for vectors of neighbouring columns, and the rest of them.
+  // Calls copy(element, i, count) for vectors of neighbouring columns, and for the remaining columns.
   template <bool kWrites, class Copy>
   ONEPASS_INLINE void for_each_part(int t, Copy copy) const {
     const int64_t each = pitch, full = columns / L * L, rest = columns - full;
@@ -108,7 +109,7 @@ struct SegmentCopies {
 
   // In and out --------------------------------------------------------------------------------------------------------
 
-  // Whether elements of a type are loaded and stored in vectors.
+  // Whether elements of type T are loaded and stored in vectors.
   template <class T>
   static constexpr bool kVectors = std::is_same_v<A, float> && !std::is_same_v<T, double>;
   void load(int t, A* to) const {
@@ -160,7 +161,8 @@ struct SegmentCopies {
       }
     });
   }
-  // The elements of the block: where they are, if vectors may read them there and what is behind; or in `to`.
+  // The elements of the block: in place, if they have type A, are a run, and vectors may be read beyond them; otherwise
+  // copied to `to`.
   const A* read(int t, A* to) const {
     const bool is_here = p.types[t] == p.accumulator() && is_run(t);
     if (is_here && (first + items) * columns + kPadding <= p.items * columns) {
@@ -169,7 +171,7 @@ struct SegmentCopies {
     load(t, to);
     return to;
   }
-  // The elements of the next block are fetched where they are a run too.
+  // If the elements of the next block are a run too, they are prefetched.
   void set_next() {
     const int64_t size = is_run(P::kOfX) ? size_of(p.types[P::kOfX]) : 0;
     const void* const at = size ? p.data[P::kOfX] : block.b;
@@ -193,7 +195,7 @@ struct SegmentCopies {
 
   // Numbers per segment -----------------------------------------------------------------------------------------------
 
-  // Where that of segment s is.
+  // The offset of the number of segment s.
   int64_t row(int t, int64_t s, int64_t column) const { return offsets[t] + s * p.steps[t] + column * column_steps[t]; }
   void store_row(int64_t s, int64_t column, A value, A sum) const {
     dispatch_type(p.types[P::kOfY], [&](auto type) { store_as_type<TypeOf<decltype(type)>>(s, column, value, sum); });

@@ -1,8 +1,8 @@
-// segments.cpp: rows of unequal length: their plan, functions and gradients, compiled once per instruction set
-// (ONEPASS_ISA names it, and its namespace).
+// segments.cpp: rows of unequal length (segments): their plan, functions and gradients, compiled once per instruction
+// set (ONEPASS_ISA is its name and namespace).
 //
-// Neighbouring segments are copied (segment_copies.h) and computed (segment_block.h) a block at a time. A segment that
-// fits no block is cut into chunks, whose states are merged.
+// Blocks of neighbouring segments are copied (segment_copies.h) and computed (segment_block.h). A segment that does not
+// fit into a block is cut into chunks, whose states are merged.
 #include "../core/batch_invariant.h"
 #include "segment_copies.h"
 
@@ -10,7 +10,7 @@ namespace onepass::ONEPASS_ISA {
 
 namespace {
 
-constexpr int64_t kSegmentChunk = 8192;  // elements of a chunk of a long segment
+constexpr int64_t kSegmentChunk = 8192;  // elements in a chunk of a long segment
 
 template <class A>
 struct SegmentRows : SegmentCopies<A> {
@@ -20,14 +20,14 @@ struct SegmentRows : SegmentCopies<A> {
   using Base::set_tile, Base::is_run, Base::load_scores, Base::load_gradients, Base::store;
   using Base::store_row, Base::read_row;
   using typename Base::P;
-  int64_t segments[kMaxPieces + 1];  // of the block
-  int filled = 0;                    // segments of the block
+  int64_t segments[kMaxPieces + 1];  // the segments of the block
+  int filled = 0;                    // how many these are
 
   using Base::Base;
 
   // Blocks ------------------------------------------------------------------------------------------------------------
 
-  // Calls work(constant) with the number of different lanes of a vector.
+  // Calls work(constant) with the number of different lanes of a vector (segment_block.h).
   template <class Work>
   ONEPASS_INLINE void with_period(Work work) const {
     if (pitch == 1) return work(std::integral_constant<int, 1>());
@@ -42,7 +42,7 @@ struct SegmentRows : SegmentCopies<A> {
     }
     work(std::integral_constant<int, L>());
   }
-  // Fills a block with segments from s on, but for empty ones. Returns the first one behind it.
+  // Fills a block with segments from s on, without empty ones. Returns the first segment behind the block.
   template <class Index>
   int64_t fill_block(const Index* starts, int64_t s, int64_t last) {
     const int64_t block_size = block.kBlock / pitch, whole = block.kMostNumbers / pitch, most = plan.most;
@@ -73,7 +73,7 @@ struct SegmentRows : SegmentCopies<A> {
     block.elements = items * pitch;
     block.finish_pieces();
   }
-  // The numbers of logsumexp's gradient.
+  // Reads the numbers of segments for the gradient of logsumexp.
   void read_rows() {
     for (int k = 0; k < filled; ++k) {
       for (int64_t j = 0; j < columns; ++j) {
@@ -82,7 +82,7 @@ struct SegmentRows : SegmentCopies<A> {
       }
     }
   }
-  // The results of the segments of the block.
+  // Stores the results of the segments of the block.
   void store_rows(const A* values, const A* sums) const {
     dispatch_type(p.types[P::kOfY], [&](auto type) {
       for (int k = 0; k < filled; ++k) {
@@ -117,8 +117,8 @@ struct SegmentRows : SegmentCopies<A> {
     store(P::kOfDx, block.gradient_of(p.function));
   }
 
-  // The gradients of softmax of columns that fill vectors need no block, where three tensors of one type are runs.
-  // Returns whether they are.
+  // The gradient of softmax of columns that fill vectors needs no block, if the three tensors have one type and are
+  // runs. Returns whether this is the case.
   bool computed_where_they_are() const {
     const DType type = p.types[P::kOfDx];
     const bool is_alike = type == p.types[P::kOfY] && type == p.types[P::kOfGrad];
@@ -129,7 +129,7 @@ struct SegmentRows : SegmentCopies<A> {
     dispatch_type(type, [&](auto of) {
       using T = TypeOf<decltype(of)>;
       if constexpr (kHasFastPaths && Base::template kVectors<T>) {
-        // Items of float32 are read as fast by the block where they are longer.
+        // If items of float32 are longer, the block reads them as fast.
         if (sizeof(T) == sizeof(A) && many > 8) return;
         if (many % 8 == 0) {
           column_gradients<T, 8>();
@@ -143,7 +143,7 @@ struct SegmentRows : SegmentCopies<A> {
     });
     return is_done;
   }
-  // N vectors of an item at a time, so that long pieces of memory are read.
+  // Computes N vectors of an item at a time, so that long pieces of memory are read.
   template <class T, int N>
   void column_gradients() const {
     const auto at = [&](int t) { return static_cast<const T*>(p.data[t]) + offsets[t] + first * columns; };
@@ -185,7 +185,7 @@ struct SegmentRows : SegmentCopies<A> {
 
   // Work items --------------------------------------------------------------------------------------------------------
 
-  // The first segment that is at or behind a place among items and segments.
+  // The first segment at or behind a place in the list of items and segments.
   int64_t segment_at(int64_t place) const {
     int64_t low = 0, high = p.segments;
     while (low < high) {
@@ -202,8 +202,8 @@ struct SegmentRows : SegmentCopies<A> {
       compute_block();
     }
   }
-  // Calls work(segment, chunk) for the chunks of long segments that begin in a run. The chunk is counted from the first
-  // one of all.
+  // Calls work(segment, chunk) for the chunks of long segments that begin in a run. The chunk is counted over all
+  // segments.
   template <class Work>
   void for_each_chunk(int64_t number, Work work) {
     const int64_t begin = number * plan.run_size, end = begin + plan.run_size;
@@ -218,7 +218,7 @@ struct SegmentRows : SegmentCopies<A> {
       for (; chunk < of->chunks && from + chunk * plan.chunk < end; ++chunk) work(*of, of->first_chunk + chunk);
     }
   }
-  // The chunk of a long segment, in a block.
+  // Makes a chunk of a long segment the block.
   void set_chunk(const LongSegment& of, int64_t chunk) {
     const int64_t from = p.offset(of.segment) + (chunk - of.first_chunk) * plan.chunk;
     first = from, items = std::min(plan.chunk, p.offset(of.segment + 1) - from), filled = 1, block.count = int(parts);
@@ -265,7 +265,7 @@ struct SegmentRows : SegmentCopies<A> {
     });
     store(P::kOfY, block.result_of(p.function));
   }
-  // Merges the states of the chunks of each long segment into that of its first chunk, in order.
+  // Merges the states of the chunks of each long segment, in order, into the state of its first chunk.
   void merge(SegmentState* states) {
     for (const LongSegment& of : plan.long_segments) {
       for (int64_t tile = 0; tile < plan.tiles; ++tile) {
@@ -298,7 +298,7 @@ struct SegmentRows : SegmentCopies<A> {
       if (phase != CpuPhase::finish) compute_run(number);
       for_each_chunk(number, [&](const LongSegment& of, int64_t chunk) {
         set_chunk(of, chunk);
-        if (!plan.reduces) return compute_gradients();  // of logsumexp, which need no sum
+        if (!plan.reduces) return compute_gradients();  // the gradient of logsumexp, which needs no sum
         phase == CpuPhase::finish ? finish_chunk(plan.state(states, of.first_chunk, tile))
                                   : compute_chunk_state(plan.state(states, chunk, tile));
       });
@@ -315,7 +315,7 @@ SegmentPlan plan_segments(const SegmentProblem& p, int64_t longest) {
   const int64_t L = doubles ? kLanes<double> : kLanes<float>, whole = kWholeBytes / (doubles ? 8 : 4);
   SegmentPlan plan;
   const DimOf<P::kTensors> last = p.inner.innermost();
-  // The lanes of a row's sum follow from the columns of a tile.
+  // How the sum of a row is distributed over lanes depends on the columns of a tile.
   const bool in_columns = p.inner.count && last.strides[p.has(P::kOfX) ? P::kOfX : P::kOfY] == 1 && !batch_invariant();
   if (in_columns) {
     plan.per_span = ceil_div(last.size, kMaxTileVectors * L);

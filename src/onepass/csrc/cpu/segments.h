@@ -1,5 +1,5 @@
-// segments.h: rows of unequal length on the CPU: the plan and the entry points, one set per compiled instruction set.
-// No torch here.
+// segments.h: rows of unequal length (segments) on the CPU: the plan of a call and the entry points, one set for each
+// compiled instruction set. There is no torch here.
 #pragma once
 
 #include <vector>
@@ -14,37 +14,38 @@ struct LongSegment {
   int64_t segment, first_chunk, chunks;
 };
 
-// The state of a chunk, or of a long segment, in one column. A gradient has a sum alone, `l`.
+// The state of a chunk, or of a long segment, in one column. For a gradient it is only a sum, `l`.
 struct SegmentState {
   double m, l;
 };
 
-// How a call is executed. No two threads share a work item, and an item is computed the same way whatever thread takes
-// it, so the bits do not depend on the number of threads. A work item is a tile of columns of a run: of the segments
-// that begin there, and of the chunks of long segments that do. All tiles of a run come one after another. Runs are cut
-// at equal numbers of items and segments together, so that neither many empty segments nor a long one is one thread's.
+// How a call is executed. No two threads share a work item, and an item is computed in the same way by any thread, so
+// the bits do not depend on the number of threads. The list of items and segments is cut into runs of equal size; so
+// neither many empty segments nor one long segment is the work of one thread. A work item is a tile of columns in a
+// run: the segments that begin in the run, and the chunks of long segments that do. The tiles of a run come one after
+// another.
 struct SegmentPlan {
-  int64_t width = 1;     // columns of a tile
-  int64_t per_span = 1;  // tiles of the innermost dim, if tiles have several columns
+  int64_t width = 1;     // columns in a tile
+  int64_t per_span = 1;  // tiles in the innermost dim, if tiles have several columns
   int64_t tiles = 1;
-  int64_t run_size = 1;  // items and segments of a run
+  int64_t run_size = 1;  // items and segments in a run
   int64_t runs = 0;
-  int64_t most = 0;   // items of the longest segment that is not cut
-  int64_t chunk = 1;  // items of a chunk
+  int64_t most = 0;   // items in the longest segment that is not cut
+  int64_t chunk = 1;  // items in a chunk
   int64_t chunks = 0;
   std::vector<LongSegment> long_segments;
   int64_t work_items = 0;
-  int64_t grain_size = 1;  // work items below which a second thread does not pay
-  bool reduces = false;    // the states of chunks are merged before their results can be stored
+  int64_t grain_size = 1;  // with fewer work items, a second thread does not pay
+  bool reduces = false;    // the states of chunks must be merged before results can be stored
   bool streaming = false;  // results are written by streaming stores
 
-  // Of a chunk; of a long segment, once they are merged, in the place of its first chunk.
+  // The state of a chunk. Once states are merged, the state of a long segment is in the place of its first chunk.
   SegmentState* state(SegmentState* states, int64_t chunk, int64_t tile) const {
     return states + (chunk * tiles + tile) * width;
   }
 };
 
-// `longest`: items of the longest segment.
+// `longest`: the number of items in the longest segment.
 #define ONEPASS_DECLARE_SEGMENTS(isa)                                                                      \
   namespace isa {                                                                                          \
   SegmentPlan plan_segments(const SegmentProblem& problem, int64_t longest);                               \
