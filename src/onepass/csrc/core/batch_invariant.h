@@ -1,5 +1,5 @@
-// batch_invariant.h: whether plans may look at the number of rows and at where they lie. A switch of the process, and
-// one of each thread that goes before it.
+// batch_invariant.h: whether plans may depend on the number of rows and on their addresses. There is a switch for the
+// process, and one for each thread, which overrides it.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 namespace onepass {
 
 inline std::atomic<bool> process_invariant{false};
-inline thread_local int thread_invariant = -1;  // -1: as the process has it
+inline thread_local int thread_invariant = -1;  // -1: the switch of the process counts
 
 inline bool batch_invariant() {
   return thread_invariant < 0 ? process_invariant.load(std::memory_order_relaxed) : thread_invariant != 0;

@@ -1,16 +1,16 @@
 // layout.h: from sizes, strides and the reduced dims to the canonical view of a problem, forward and backward. Pure: no
 // torch, no CUDA.
 //
-// A softmax does not care about the order of its rows nor about the order of the elements in a row, so the dims fall
-// into two groups, outer (the rows) and reduced (the elements of a row). Within a group dims are sorted by stride and
-// merged wherever all tensors step through them as through one dim. The dims that remain say which kernel can serve the
-// problem:
+// A softmax does not depend on the order of its rows, nor on the order of the elements in a row. So dims form two
+// groups: outer (the rows) and reduced (the elements of a row). Within a group, dims are sorted by stride. Neighbouring
+// dims are merged if all tensors step through them as through one dim. The remaining dims decide which kernels can
+// serve the problem, the view:
 //
-//   rows      reduced: one dim of stride 1; outer: forward at most one dim, backward any number
+//   rows      reduced: one dim of stride 1; outer: in the forward at most one dim, in the backward any number
 //   columns   reduced: one dim; outer: the innermost dim has stride 1
 //   strided   everything else
 //
-// A tensor that has one element per row has stride 0 along the reduced dims, and so has a broadcast gradient.
+// A tensor with one element per row has stride 0 along the reduced dims, and so has a broadcast gradient.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@ constexpr int kMaxDims = 64;  // torch's own limit
 
 enum class Direction { forward, backward };
 
-// The tensors of a problem. Forward: the input and the result. Backward: the gradient that is made, what the forward
-// saved (its result, or the input of logsumexp), the gradient of the result, and the result of logsumexp, which no
-// other gradient reads. (On a CPU the gradients of scores have the scales of rows in its place.)
+// The tensors of a problem. Forward: the input and the result. Backward: the gradient that is computed; the tensor that
+// the forward saved (its result, or for logsumexp its input); the gradient of the result; and the result of logsumexp,
+// which no other gradient reads. (On a CPU, gradients of scores have the scales of rows in its place.)
 enum ForwardTensor { kX, kY, kForwardTensors };
 enum BackwardTensor { kDx, kSaved, kGrad, kLse, kBackwardTensors };
 constexpr int kMaxTensors = kBackwardTensors;
@@ -41,7 +41,7 @@ struct DimGroupOf {
   int count = 0;
   Dim dims[kMaxDims];  // the slowest first
 
-  // A copy takes the dims that are there: all of them would be 2.5 KB, and a small call's time.
+  // A copy takes only the dims that exist: all of them would be 2.5 KB, as much time as a small call.
   DimGroupOf() {}
   DimGroupOf(const DimGroupOf& other) : count(other.count) { std::copy_n(other.dims, count, dims); }
   DimGroupOf& operator=(const DimGroupOf& other) {
@@ -50,7 +50,8 @@ struct DimGroupOf {
     return *this;
   }
 
-  // Inserts a dim by falling strides, those of the first tensor first, so that neighbours can merge.
+  // Inserts a dim in the order of decreasing strides (of the first tensor, then of the next), so that neighbours can
+  // merge.
   void insert(const Dim& dim) {
     if (dim.size == 1) return;
     int at = count++;
@@ -76,7 +77,7 @@ struct DimGroupOf {
     if (count > 0) count = last + 1;
   }
 
-  // The innermost dim; one of size 1 where the group is a single element.
+  // The innermost dim; a dim of size 1 if the group is a single element.
   Dim innermost() const { return count ? dims[count - 1] : Dim{1, {1, 1, 1, 0}}; }
 
   // The offset of element `index` of this group in a tensor.
@@ -113,10 +114,10 @@ struct Layout {
   int64_t n = 1;     // elements of a row
   View view = View::strided;
 
-  // The stride from one row to the next where there is one outer dim; 0 where there is a single row.
+  // The stride from one row to the next if there is one outer dim; 0 if there is only one row.
   int64_t row_stride(int tensor) const { return outer.count ? outer.dims[outer.count - 1].strides[tensor] : 0; }
 
-  // Forward: do the elements of each row lie side by side in input and output?
+  // Forward: whether the elements of each row are contiguous in input and output.
   bool has_unit_rows() const {
     const int64_t* const strides = reduced.dims[0].strides;
     return reduced.count == 0 || (reduced.count == 1 && strides[kX] == 1 && uint64_t(strides[kY]) <= 1);
@@ -146,7 +147,7 @@ inline Layout make_forward_layout(int ndim, const int64_t* sizes, const int64_t*
   return layout;
 }
 
-// `strides[t][i]` is the stride of tensor t along dim i, 0 where it has none.
+// `strides[t][i]` is the stride of tensor t along dim i, or 0 if it has none.
 inline Layout make_backward_layout(int ndim, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
                                    bool is_reduction) {
   Layout layout;
@@ -174,8 +175,8 @@ inline Layout make_backward_layout(int ndim, const int64_t* sizes, const int64_t
   return layout;
 }
 
-// What make_forward_layout makes of the last dim of contiguous tensors that are not empty, without groups to sort and
-// merge.
+// The result of make_forward_layout for the last dim of contiguous tensors that are not empty, without groups to sort
+// and merge.
 inline Layout contiguous_layout(int64_t rows, int64_t n, bool is_reduction) {
   Layout layout;
   layout.add({rows, {n, is_reduction ? 1 : n}}, false);
@@ -184,12 +185,12 @@ inline Layout contiguous_layout(int64_t rows, int64_t n, bool is_reduction) {
   return layout;
 }
 
-// What is copied before or after a call on the CPU, whose engine takes rows or columns that lie side by side in input
-// and output alike faster than those that lie in two ways.
+// What is copied before or after a call on the CPU. Its engine is faster if rows or columns are contiguous in both
+// input and output than if the two lie differently.
 enum class Copied { nothing, input, result, both };
 constexpr const char* kCopiedNames[] = {"nothing", "input", "result", "both"};
 
-// From the layouts of a call, of its input with itself, and of its output with itself.
+// Decides from the layouts of the call, of its input with itself, and of its output with itself.
 inline Copied copied(const Layout& call, const Layout& of_x, const Layout& of_y) {
   const auto is_scattered = [](const Layout& layout) {
     return layout.view == View::strided && !layout.has_unit_rows();

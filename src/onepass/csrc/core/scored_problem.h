@@ -1,5 +1,6 @@
-// scored_problem.h: one problem of scores, checked and laid out: a softmax, log_softmax or logsumexp whose elements are
-// scored from other tensors and from where they lie (scores.py has the definition). Pure: no torch, no CUDA.
+// scored_problem.h: one problem of scores, checked and laid out: a softmax, log_softmax or logsumexp of scores, which
+// depend on other tensors (a bias, a mask and others) and on the position of an element (scores.py has the definition).
+// Pure: no torch, no CUDA.
 #pragma once
 
 #include <limits>
@@ -10,14 +11,14 @@
 
 namespace onepass {
 
-// The tensors of a scored problem. Each has strides along all dims of the input: 0 where it is broadcast. Two of them
-// are no memory: kDistance counts k - (q + offset), by which an element is inside the window or not.
+// The tensors of a scored problem. Each has strides along all dims of the input, which are 0 where it is broadcast.
+// kDistance is not a tensor in memory: it counts k - (q + offset), which says whether an element is inside the window.
 //
-//   kInput   forward: x. Backward: the forward's result y; of logsumexp, whose result is kRowLse: x
+//   kInput   forward: x. Backward: the forward's result y; for logsumexp, whose result is kRowLse: x
 //   kGradOf  backward: the gradient of the result
 //   kResult  forward: y. Backward: the gradient of x
-//   kOfCap   backward, with a softcap, but for logsumexp: x
-//   kBias    backward, but for logsumexp: the gradient of a bias, or parts of it, one after another without gaps
+//   kOfCap   backward, with a softcap, except for logsumexp: x
+//   kBias    backward, except for logsumexp: the gradient of a bias, or parts of it, one after another without gaps
 enum ScoredTensor {
   kInput,
   kResult,
@@ -38,20 +39,20 @@ struct ScoredProblem {
   Direction direction;
   DType in, out;                                 // of what is read (x, or y and its gradient) and of what is written
   DType bias_type = DType::float32;              // scale, alibi, sink and the logsumexp have the accumulator's type
-  void* data[kScoredTensors] = {};               // null where the problem has no such tensor. A mask has bytes, 0 or 1
-  const void* storage_end[kScoredTensors] = {};  // of the memory that holds a tensor
+  void* data[kScoredTensors] = {};               // null if the problem has no such tensor. A mask has bytes, 0 or 1
+  const void* storage_end[kScoredTensors] = {};  // the end of the memory that holds a tensor
   DimGroupOf<kScoredTensors> outer, reduced;
   int64_t rows = 1, n = 1;
-  int64_t distance = 0;                                    // of the first element
-  double factor = 1;                                       // the scale, where that is a number
+  int64_t distance = 0;                                    // the distance of the first element
+  double factor = 1;                                       // the scale, if it is a number
   double softcap = 0;                                      // 0: none
-  double sink = -std::numeric_limits<double>::infinity();  // where that is a number; -inf: none
-  // Distances inside the window, both included.
+  double sink = -std::numeric_limits<double>::infinity();  // if it is a number; -inf: none
+  // The range of distances inside the window, both ends included.
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
-  bool empty_is_zero = false;  // what a row is in which nothing takes part: 0, otherwise NaN
-  int bias_parts = 1;          // (gradient of a bias) so many parts are written, whose sum it is
+  bool empty_is_zero = false;  // the result of a row in which no element takes part: 0, or else NaN
+  int bias_parts = 1;          // (gradient of a bias) so many parts are written; the gradient is their sum
   bool of_scores = false;      // (gradient of logsumexp) the gradient of the scores, not of the elements
-  int64_t threads = 1;         // of the CPU engine; the plan of a gradient depends on it
+  int64_t threads = 1;         // threads of the CPU engine; the plan of a gradient depends on it
 
   bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
   bool is_backward() const { return direction == Direction::backward; }
@@ -59,11 +60,13 @@ struct ScoredProblem {
   bool has_window() const {
     return least != std::numeric_limits<int64_t>::min() || most != std::numeric_limits<int64_t>::max();
   }
-  // The type that rows are computed in. Forward, x is rounded to `out` first where that loses bits.
+  // The type in which rows are computed. In the forward, x is rounded to `out` first if `out` does not hold all its
+  // values.
   DType accumulator() const { return (is_backward() ? in : out) == DType::float64 ? DType::float64 : DType::float32; }
 
-  // Sets the layout. `strides[t]` are those of tensor t along the dims, 0 where it is broadcast; null without it. A
-  // `window` and slopes take the distances of the last two dims; the last query and the last key meet by default.
+  // Sets the layout. `strides[t]` are the strides of tensor t along the dims, 0 where it is broadcast; null if there is
+  // no such tensor. A window and slopes use the distances along the last two dims. By default the last query is at the
+  // same position as the last key.
   void lay_out(int rank, const int64_t* sizes, const int64_t* const* strides, const bool* reduce,
                std::optional<int64_t> offset) {
     const bool has_distances = has_window() || has(kAlibi);
@@ -77,7 +80,7 @@ struct ScoredProblem {
     if (rank >= 2) distance = -offset.value_or(sizes[rank - 1] - sizes[rank - 2]);
     if (rows && n) outer.merge(), reduced.merge();
   }
-  // Whether the elements of a row lie side by side in all tensors that have one for each.
+  // Whether the elements of a row are contiguous in all tensors that have one for each.
   bool has_rows() const {
     if (reduced.count == 0) return true;
     const DimOf<kScoredTensors>& dim = reduced.dims[0];
@@ -87,7 +90,7 @@ struct ScoredProblem {
   }
 };
 
-// Runs a problem whose result is not empty. The plan may put its outer dims in another order.
+// Runs a problem whose result is not empty. The plan may reorder the outer dims of the problem.
 void run_scored_cpu(ScoredProblem& problem);
 
 }  // namespace onepass

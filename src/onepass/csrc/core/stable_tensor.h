@@ -1,5 +1,5 @@
-// stable_tensor.h: what onepass needs of a torch tensor, through libtorch's stable ABI; the dims and the tensors of a
-// problem as an operator got them.
+// stable_tensor.h: what onepass needs of a torch tensor, through libtorch's stable ABI; and the dims and tensors that
+// an operator was called with.
 #pragma once
 
 #include <sys/mman.h>
@@ -25,12 +25,12 @@ using torch::stable::Tensor;
 
 [[noreturn]] inline void fail(const std::string& words) { throw std::runtime_error("onepass: " + words); }
 
-// The C functions of the stable ABI return 0, or 1 having logged why.
+// The C functions of the stable ABI return 0; or they log an error and return 1.
 inline void check_torch(AOTITorchError failed) {
   if (failed) fail("a call of libtorch failed");
 }
 
-// Owns the handle of a tensor. (torch's Tensor counts its owners, and a call that owns all that it has needs no count.)
+// Owns the handle of a tensor. (torch's Tensor counts references; a call that owns everything it has needs no count.)
 class OwnedTensor {
  public:
   explicit OwnedTensor(AtenTensorHandle handle) : handle_(handle) {}
@@ -71,7 +71,8 @@ inline int32_t torch_dtype(DType type) {
   return codes[int(type)];
 }
 
-// A tensor by its handle, with what a call asks of it, each asked once. The sizes and strides are the tensor's own.
+// A tensor by its handle, with the properties that a call needs, each queried once. Sizes and strides point into the
+// tensor.
 struct TensorRef {
   AtenTensorHandle handle;
   int rank;
@@ -104,7 +105,7 @@ struct TensorRef {
     for (int i = 0; i < rank; ++i) total *= sizes[i];
     return total;
   }
-  // Its dtype where that is one of those that onepass takes.
+  // Its dtype, if it is one that onepass supports.
   std::optional<DType> maybe_dtype() const {
     const int32_t code = dtype_code();
     for (const DType type : kDTypes) {
@@ -114,7 +115,7 @@ struct TensorRef {
   }
   DType dtype() const {
     if (const auto known = maybe_dtype()) return *known;
-    return dtype_of(stable::to<ScalarType>(stable::from(dtype_code())));  // which raises an error that names it
+    return dtype_of(stable::to<ScalarType>(stable::from(dtype_code())));  // raises an error that names it
   }
   int32_t dtype_code() const {
     int32_t code;
@@ -124,7 +125,7 @@ struct TensorRef {
     const void* address;
     return check_torch(torch_get_const_data_ptr(handle, &address)), address;
   }
-  // The end of the memory that holds it.
+  // The end of the memory that holds the tensor.
   const void* storage_end() const {
     int64_t bytes, offset;
     check_torch(aoti_torch_get_storage_size(handle, &bytes));
@@ -141,14 +142,14 @@ struct TensorRef {
   }
 };
 
-// One more reference to a tensor, for a callee that takes ownership of what it is given.
+// A new reference to a tensor, for a callee that takes ownership of its arguments.
 inline AtenTensorHandle new_reference(const TensorRef& tensor) {
   AtenTensorHandle reference;
   return check_torch(aoti_torch_new_tensor_handle(tensor.handle, &reference)), reference;
 }
 
-// Asks the system for huge pages for a new result that is too large for the caches anyway: the first touch of a page of
-// 4 KB costs more than the arithmetic of its elements. Only pages that lie in the result as a whole are asked for.
+// Asks the system for huge pages for a new result that does not fit into the caches anyway: the first access to a page
+// of 4 KB costs more than the arithmetic on its elements. Only pages that lie completely in the result are asked for.
 constexpr int64_t kHugeLeast = 8 << 20, kHuge = 2 << 20;  // bytes
 
 inline void advise_huge_pages([[maybe_unused]] const TensorRef& result, [[maybe_unused]] DType type) {
@@ -178,13 +179,13 @@ inline OwnedTensor empty_contiguous(int rank, const int64_t* sizes, DType type, 
   return empty_strided(rank, sizes, strides, type, like);
 }
 
-// A view of `base` with other sizes and strides, as many as it has, at the same offset.
+// A view of `base` with other sizes and strides, of the same rank and at the same offset.
 inline OwnedTensor as_strided(const TensorRef& base, const int64_t* sizes, const int64_t* strides) {
   AtenTensorHandle view;
   return check_torch(aoti_torch_as_strided(base.handle, sizes, strides, &view)), OwnedTensor(view);
 }
 
-// Whether the elements fill one piece of memory, in whatever order of the dims.
+// Whether the elements fill one piece of memory, in any order of the dims.
 inline bool is_dense(const TensorRef& tensor) {
   const int64_t total = tensor.numel();
   for (int64_t step = 1; step < total;) {
@@ -196,10 +197,10 @@ inline bool is_dense(const TensorRef& tensor) {
   return true;
 }
 
-// An uninitialised tensor as torch.empty_like makes it: the strides of `like` where it is dense, else torch's choice
-// for them.
+// An uninitialised tensor as torch.empty_like makes it: with the strides of `like` if it is dense, and otherwise with
+// the strides that torch chooses.
 inline OwnedTensor empty_like(const TensorRef& like, DType type, bool contiguous) {
-  if (contiguous || is_dense(like)) {  // by far the most frequent case, and 1 us cheaper than the dispatcher
+  if (contiguous || is_dense(like)) {  // by far the most frequent case, and 1 us faster than the dispatcher
     return empty_strided(like.rank, like.sizes, like.strides, type, like);
   }
   std::array<StableIValue, 6> stack{
@@ -224,10 +225,10 @@ inline std::string to_text(const int64_t* values, int count) {
   return text + "]";
 }
 
-// The dims that are reduced, checked. A 0-d tensor has the one dim 0 (or -1) of size 1, as in torch.
+// The reduced dims, checked. A 0-d tensor has one dim, 0 (or -1), of size 1, as in torch.
 struct ReduceDims {
   bool reduced[kMaxDims] = {};
-  bool is_last;  // the last dim, and no other
+  bool is_last;  // the last dim is reduced, and no other
 
   ReduceDims(const int64_t* dims, int count, int rank) {
     if (rank > kMaxDims) fail("takes at most 64 dims, got " + std::to_string(rank));
@@ -245,7 +246,7 @@ struct ReduceDims {
   ReduceDims(int64_t dim, int rank) : ReduceDims(&dim, 1, rank) {}
 };
 
-// The tensors of a problem, in the order of Problem, null where there is none.
+// The tensors of a problem, in the order of Problem; null if there is no such tensor.
 struct TensorArgs {
   Function function;
   Direction direction;
@@ -254,7 +255,7 @@ struct TensorArgs {
   bool keepdim;  // whether a reduction's result has the reduced dims, of size 1
 
   bool is_reduction() const { return onepass::is_reduction(function); }
-  // The tensor that has the shape of the input.
+  // A tensor with the shape of the input.
   const TensorRef& like() const { return *tensors[direction == Direction::forward ? int(kX) : int(kSaved)]; }
   int output() const { return direction == Direction::forward ? int(kY) : int(kDx); }
   bool is_one_per_row(int tensor) const {
@@ -265,7 +266,7 @@ struct TensorArgs {
     return direction == Direction::forward && tensor == kY && traits_of(function).leading_planes;
   }
 
-  // A tensor's strides by the dims of the input: 0 for a dim that the tensor lacks, or has in size 1 only.
+  // A tensor's strides along the dims of the input: 0 for a dim that the tensor lacks, or has only in size 1.
   void get_strides(int tensor, int64_t* strides) const {
     const bool drops = is_one_per_row(tensor);
     for (int i = 0, at = has_planes(tensor); i < like().rank; ++i) {

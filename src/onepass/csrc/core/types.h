@@ -1,4 +1,4 @@
-// types.h: functions and element types, as the operators and Python number them. Pure: no torch, no CUDA.
+// types.h: functions and element types, with the numbers that the operators and Python use. Pure: no torch, no CUDA.
 #pragma once
 
 #include <cstdint>

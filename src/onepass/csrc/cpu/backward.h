@@ -7,8 +7,7 @@
 // where slope * x is the score of x (score.h). Rows are processed in one of three ways:
 //
 //   a row that fits into a core's cache:          sum, with operands read from memory -> dx, with operands read from
-//   the
-//                                                 cache
+//                                                 the cache
 //   a longer row, in chunks of a fixed length:    one sum per chunk, added in order; then dx
 //   rows at one stride:                           one loop for all of them, with everything in registers
 //

@@ -2,8 +2,7 @@
 // (ONEPASS_ISA is its name and namespace).
 //
 //   columns  adjacent elements belong to different sums: a tile of sums stays in the cache, and slices are added to it
-//   one
-//            after another. Narrow slices that are contiguous are added together, as one slice with more columns
+//            one after another. Narrow slices that are contiguous are added together, as one slice with more columns
 //   rows     adjacent elements belong to one sum: sums are computed one at a time, in the lanes of vectors
 //
 // Sums are computed in the accumulator's type. The sum of a chunk is a sequence of additions, and the sums of chunks

@@ -1,11 +1,9 @@
 // rows_simd.h: rows of unit stride as vectors of floats. (tiles.h handles all other rows, and doubles.)
 //
 //   a row that fits into a core's cache:   maximum -> exponentials, which are stored, and their sum -> scale -> store.
-//   This
-//                                          is one pass over memory.
+//                                          This is one pass over memory.
 //   a longer row:                          chunks of a fixed length, one state per chunk, merged in order. Then each
-//   element
-//                                          is read again, and the epilogue is applied.
+//                                          element is read again, and the epilogue is applied.
 //
 // The exponentials are stored in the output or, for 16-bit types and streaming stores, in the scratch memory of the
 // thread.

@@ -1,5 +1,5 @@
-// plan.h: what plans depend on of a GPU, how rows lie over vectors, and what a plan is: the launch numbers of a kernel.
-// Pure: no torch, no CUDA.
+// plan.h: the properties of a GPU that plans depend on, how rows lie relative to vectors, and CudaPlan: the launch
+// numbers of a kernel. Pure: no torch, no CUDA.
 #pragma once
 
 #include "../core/problem.h"
@@ -7,50 +7,50 @@
 
 namespace onepass {
 
-constexpr int kTuned = 132;  // multiprocessors of an H200, which the built-in tables are of
+constexpr int kTuned = 132;  // multiprocessors of an H200, on which the built-in tables were measured
 
 struct Gpu {
   int arch;  // 90 for sm_90
   int sm_count;
-  int shared;             // bytes of shared memory that a block may have
+  int shared;             // the most bytes of shared memory of a block
   int cooperative;        // whether it takes cooperative launches
-  const char* name = "";  // by which its tables are found
+  const char* name = "";  // its tables are found by it
 };
 
-// A GPU of which no more is known: with as much shared memory as its architecture has at most.
+// A GPU of which only these are known: its shared memory is the most that its architecture has.
 constexpr Gpu typical(int arch, int sm_count = kTuned, const char* name = "") {
   const int kilobytes = arch == 80 ? 163 : arch == 90 || arch / 10 == 10 ? 227 : 99;
   return {arch, sm_count, kilobytes * 1024, 1, name};
 }
 
-// The most threads of a block that shares a row, as rows_onchip.cu has it, and the most blocks of a cluster.
+// The most threads of a block that shares a row (as in rows_onchip.cu), and the most blocks of a cluster.
 constexpr int most_threads(int arch, int cluster) { return cluster > 1 ? 512 : arch == 90 ? 1024 : 896; }
-// Sixteen, more than every GPU takes, are offered on the chip with all its 132 multiprocessors alone: on a part of it
-// no sixteen may lie together.
+// Clusters of sixteen blocks, more than every GPU supports, are only used on a chip with all of its 132
+// multiprocessors: a part of the chip may have no sixteen that can form a cluster.
 constexpr int most_cluster(const Gpu& gpu) {
   return gpu.arch < 90 ? 1 : gpu.arch == 90 && gpu.sm_count >= kTuned ? 16 : 8;
 }
 
-// How a kernel loads and stores vectors. The kernels number them the same way (vector_access.cuh, column_tile.cuh).
+// How a kernel loads and stores vectors. The kernels use the same numbers (vector_access.cuh, column_tile.cuh).
 enum class VecAccess : int {
   predicated,  // A row, or a tile of columns, may begin or end within a vector.
-  scalar,      // A thread's elements follow from their index in the row alone. They are loaded one by one where the row
+  scalar,      // A thread's elements depend only on their index in the row. They are loaded one by one if the row
                // does not begin with a vector.
   aligned,     // Rows, or tiles, are whole vectors. (Rows in shared memory do not use it: it was 1% slower there.)
   // In the tiers of columns only:
-  slab,          // All columns of one contiguous piece of memory, which may begin or end within a vector.
-  slab_aligned,  // The same, where the piece is a whole number of vectors.
+  slab,          // All columns of a contiguous piece of memory, which may begin or end within a vector.
+  slab_aligned,  // The same, if the piece is a whole number of vectors.
   strided,       // Element by element.
-  shifted,       // Tiles whose lines begin at different elements of a vector, at the same one in all tensors.
+  shifted,       // Tiles whose lines begin at different elements of a vector, but at the same one in all tensors.
 };
 constexpr const char* kVecAccessNames[] = {"predicated",   "scalar",  "aligned", "slab",
                                            "slab-aligned", "strided", "shifted"};
 
-// Where the rows of a problem begin within vectors, over all tensors whose elements are accessed by vectors: neither
-// the result of a reduction nor a broadcast gradient is.
+// How the rows of a problem are aligned to vectors, over all tensors that are accessed by vectors. The result of a
+// reduction and a broadcast gradient are not.
 struct Alignment {
   int full = 0;    // elements of a vector of 16 bytes of the widest type
-  int widest = 0;  // elements of the widest vector so that each row begins at the same element of it in all tensors
+  int widest = 0;  // elements of the widest vector such that a row begins at the same element of it in all tensors
 
   explicit Alignment(const Problem& problem) {
     for (int t = 0; t < problem.count_tensors(); ++t) {
@@ -86,18 +86,18 @@ struct Alignment {
   int64_t row_stride_[3];
 };
 
-constexpr int kPipelinedMessages = 8;  // of a block in the tier pipelined (kMessages in rows_pipelined.cu)
-constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that loads the next tile into shared memory ahead
+constexpr int kPipelinedMessages = 8;  // of a block in the tier pipelined (kMessages in pipelined_rows.cuh)
+constexpr int kPrefetch = 1;  // `smem_vecs` of a plan of columns that prefetches the next tile into shared memory
 constexpr bool is_of_columns(Tier tier) { return tier >= Tier::columns && tier <= Tier::columns_smem; }
 
-// The launch numbers of a call, as the private operators take them. The tiers of columns read them through the
-// accessors threads_x, threads_y and blocks_per_tile, the tier staged reads smem_vecs through rows_per_thread.
+// The launch numbers of a call, in the form that the private operators take. In the tiers of columns, and in the tier
+// staged, some numbers have another meaning: see threads_x, threads_y, blocks_per_tile and rows_per_thread.
 struct CudaPlan {
   Tier tier;
   int threads_per_row;   // threads of a block that share a row
-  int rows_per_block;    // rows that a block holds at a time
+  int rows_per_block;    // rows that a block computes at a time
   int items_per_thread;  // elements of a row, or of each column, that a thread keeps in registers (twopass: in flight)
-  int vec_size;          // elements of a load or store: 16 bytes of the wider type where all tensors are aligned alike
+  int vec_size;          // elements of a load or store: 16 bytes of the wider type if all tensors are aligned alike
   int blocks_per_row;    // blocks that share a row
   int smem_vecs;         // vectors that a thread keeps in shared memory (block, cluster, grid, pipelined, columns)
   VecAccess access;
@@ -106,15 +106,15 @@ struct CudaPlan {
   int threads_x() const { return threads_per_row; }                         // columns: threads side by side
   int threads_y() const { return rows_per_block; }                          // columns: threads down a column
   int blocks_per_tile() const { return is_staged() ? 1 : blocks_per_row; }  // columns: blocks that share a tile
-  int rows_per_thread() const { return smem_vecs; }   // staged: rows that a thread serves one after another
-  int slices_per_group() const { return smem_vecs; }  // columns_staged: slices that come and go together
-  int stages() const { return blocks_per_row; }       // columns_staged: groups that are on the chip at a time
+  int rows_per_thread() const { return smem_vecs; }   // staged: rows that a thread computes one after another
+  int slices_per_group() const { return smem_vecs; }  // columns_staged: slices that are copied together
+  int stages() const { return blocks_per_row; }       // columns_staged: groups in shared memory at a time
   bool is_shifted() const { return access == VecAccess::shifted; }
   bool is_staged() const { return tier == Tier::columns_staged; }
   bool is_in_smem() const { return tier == Tier::columns_smem; }
-  // Whether rows have blocks that exchange messages.
+  // Whether the blocks of a row exchange messages.
   bool sends_messages() const { return tier == Tier::grid || tier == Tier::pipelined; }
-  // Threads of a block: those that share rows, and in the tiers grid and pipelined one warp or two that send messages.
+  // Threads of a block: those that share rows, and in the tiers grid and pipelined one or two warps that send messages.
   int threads() const {
     if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
     if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;
@@ -136,9 +136,9 @@ struct CudaPlan {
     return smem_vecs &&
            (tier == Tier::block || tier == Tier::cluster || (of_columns() && !is_staged() && smem_vecs != kPrefetch));
   }
-  // Rows that one block, or the blocks that share rows, take at a time.
+  // Rows that a block, or the blocks that share rows, compute at a time.
   int64_t group() const { return tier == Tier::staged ? rows_per_block * rows_per_thread() : rows_per_block; }
-  // Blocks of a launch, where at most `resident` of them are to be started; beyond it a block takes several groups.
+  // Blocks of a launch, at most `resident`. If there are more groups of rows, a block computes several.
   int64_t grid(int64_t rows, int64_t resident = kMaxGrid) const {
     const int64_t groups = ceil_div(rows, group()), most = resident / blocks_per_row;
     return (groups < most ? groups : most > 0 ? most : 1) * blocks_per_row;
@@ -148,12 +148,13 @@ struct CudaPlan {
   static constexpr int64_t kMaxGrid = 0x7fffffff;
 };
 
-// How the tiers grid and pipelined cut a row of n elements into chunks, which the blocks that share it take in turn.
+// How the tiers grid and pipelined cut a row of n elements into chunks. The blocks that share the row take them in
+// turn.
 struct RowChunks {
-  int thread_vecs;     // vectors of a chunk that a thread takes, of each operand
+  int thread_vecs;     // vectors of a chunk that a thread takes, for each operand
   int64_t count;       // chunks of a row that a block takes
   int64_t chunk_vecs;  // vectors of a chunk: a multiple of 4, so that each chunk begins at a multiple of 16 bytes
-  int64_t unkept = 0;  // elements of a row that are not kept on the chip
+  int64_t unkept = 0;  // elements of a row that do not stay on the chip
 
   // `operands`: 2 for a gradient, else 1.
   RowChunks(const CudaPlan& plan, int64_t n, int operands) {

@@ -1,5 +1,5 @@
-// rows.h: which kernel serves rows of unit stride, forward and backward, and with which launch numbers. Pure: no torch,
-// no CUDA; tested without a GPU.
+// rows.h: RowPlanner chooses the kernel and the launch numbers for rows of unit stride, forward and backward. Pure: no
+// torch, no CUDA; tested without a GPU.
 #pragma once
 
 #include <algorithm>
@@ -11,81 +11,83 @@ namespace onepass {
 
 constexpr int kThreads = 128;   // threads per block in the tiers warp and staged
 constexpr int kShortRow = 128;  // elements of two bytes
-// Rows of these lengths take narrower vectors if they have no more than so many bytes in all: kFewBytes in vectors of
-// several elements, fewer in single ones.
+// Rows of these lengths take narrower vectors if all rows together have at most so many bytes: kFewBytes in vectors of
+// several elements, and less in vectors of one element.
 constexpr int kShortest = 16, kLongest = 512;
 constexpr int64_t kFewBytes = 16 << 20, kFewWords = 8 << 20, kFewHalfWords = 4 << 20;
-// The longest row of a reduction for which the tier staged pays. It pays for longer rows of half types too, unless they
-// come in aligned vectors of four.
+// The longest row of a reduction for which the tier staged pays. For half types it pays for longer rows too, unless
+// they are aligned vectors of four.
 constexpr int kStagedReduced = 40, kStagedReducedHalf = 160;
 constexpr bool staged_pays_reduced(int64_t n, bool half) {
   return n <= kStagedReduced || (half && n <= kStagedReducedHalf && n % 4);
 }
-// Bytes of a tile of the tier staged at most, and the tiles that a multiprocessor has in turn at least: calls of few
-// megabytes take smaller tiles (benchmarks/results/sweep-rows-h200-2026-11-26.txt).
+// The most bytes of a tile of the tier staged, and the least number of tiles per multiprocessor: calls of few megabytes
+// take smaller tiles (benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 constexpr int64_t kTile = 14336, kTilesPerSm = 32;
-// Other numbers of threads take a row where those of the table would read more words of a bank of shared memory at once
-// (rows of 65 half elements begin one bank after another).
+// The number of threads of a row differs from the table's if a warp would read more words of one bank of shared memory
+// at once than this (rows of 65 half elements begin one bank after another).
 constexpr int kMostWords = 3;
-// Half of a row's threads do where each then has so many elements at most, and takes a logarithm or writes nothing.
+// Half of a row's threads suffice if each then has at most so many elements, and takes a logarithm or writes nothing.
 constexpr int kFewerThreads = 36;
-constexpr int kStaticShared = 16384;  // bytes of shared memory that a kernel declares at most
-// Lengths in elements of 4 bytes, or of half types. From kLongRow on few rows are spread over several blocks each; from
-// kWholeChip on (with two operands from half of it on) up to kFewWhole rows take the whole chip.
+constexpr int kStaticShared = 16384;  // the most bytes of shared memory that a kernel declares
+// Lengths in elements of 4 bytes, or of half types. From kLongRow on, few rows are spread over several blocks each.
+// From kWholeChip on (half of it with two operands), up to kFewWhole rows take the whole chip.
 constexpr int64_t kLongRow = 16384, kWholeChip = 196608, kWholeChipHalf = 393216;
 constexpr int kFewWhole = 8;
 constexpr int64_t kFewRows = 8192;   // the tables few_rows serve up to so many rows
-constexpr int64_t kPaired = 131072;  // from here on as many rows as half the multiprocessors take the whole chip too
-// Reductions stream rows of more elements than kStreamed, up to so many on a multiprocessor, by kStreaming threads of
-// it at most.
+constexpr int64_t kPaired = 131072;  // from here on, up to half as many rows as multiprocessors take the whole chip too
+// Reductions stream rows of more than kStreamed elements if there are at most kStreamedPerSm rows per multiprocessor.
+// At most kStreaming threads of a multiprocessor do this.
 constexpr int kStreamed = 18000, kStreamedPerSm = 5, kStreaming = 2048;
 
-// Rows of half types that are no whole vectors keep few vectors in registers, where more would spill, and the others in
-// shared memory. Threads of a block, at least and at most, and vectors of a thread of at least and at most so many
+// Rows of half types that are not whole vectors keep few vectors in registers, where more would spill, and the others
+// in shared memory. The least and the most threads of a block, and the vectors of a thread with the least and the most
 // threads (two sweeps of 120 lengths from 900 to 275000, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 constexpr int kHalfThreads = 64, kMostHalfThreads = 160, kManyHalfThreads = 128, kHalfVecs = 8, kMostHalfVecs = 12;
-// The same in gradients, and in vectors that are narrower than 16 bytes: elements, and vectors in shared memory.
+// The same in gradients, and for vectors narrower than 16 bytes: elements, and vectors in shared memory.
 constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;
-constexpr int kGridVectors = 448;  // vectors of a row, of all operands, that make a block of the tier grid worthwhile
-// Of rows longer than kMuchLonger times what the chip holds registers keep nothing and shared memory keeps kLittle
-// vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of it, 754
-// so).
+constexpr int kGridVectors = 448;  // vectors of a row, over all operands, that make a block of the tier grid worthwhile
+// If rows are longer than kMuchLonger times what the chip holds, registers keep nothing, and shared memory keeps
+// kLittle vectors per thread, so that the L1 cache has room for loads in flight (1x256M float32: 810 us with all of
+// shared memory, 754 with kLittle).
 constexpr int kMuchLonger = 4, kLittle = 16;
-// The tier pipelined: threads per block that share rows, vectors of each operand that a thread takes of a chunk, and
-// what was fitted to 400 plans of 20 random shapes (H100, 2026-11-25): a turn of rows costs its bytes in a block and
-// kTurnBytes more, and where fewer than kSparePlaces chunks have room beyond a row, kPlaceBytes for each that lacks.
+// The tier pipelined: threads per block that share rows, and vectors of each operand that a thread takes of a chunk.
+// The cost model was fitted to 400 plans of 20 random shapes (H100, 2026-11-25): a turn of rows costs its bytes in a
+// block, and kTurnBytes more. If fewer than kSparePlaces chunks fit beyond a row, each missing one costs kPlaceBytes.
 constexpr int kPipelinedThreads = 448, kPipelinedVecs = 2;
 constexpr int kTurnBytes = 24 << 10, kPlaceBytes = 6 << 10, kSparePlaces = 4;
-// Clusters are served like that from so many bytes of a row on, in the last of a few waves of which the chip is empty.
+// Plans of clusters become pipelined too, for few rows of at least so many bytes: in the last of a few waves of
+// clusters most of the chip is empty.
 constexpr int64_t kPipelinedRow = int64_t(1) << 20, kPipelinedRows = 64;
-// The gradient of logsumexp: the longest row that lanes of a warp take whole; the longest one of which they take
-// pieces, the elements of a lane, and the lanes of a piece.
+// The gradient of logsumexp: the longest row that the lanes of a warp take whole; the longest row that they take in
+// pieces; the elements of a lane; and the lanes of a piece.
 constexpr int kPointwiseRow = 512, kPieces = 16384, kPiece = 8, kPieceLanes = 8;
 
-// Plans one problem. With `invariant` the plan follows from the types and the length of a row alone, and so does which
-// elements a thread adds up: the bits of a row are then the same among any number of rows, wherever the row lies.
+// Plans one problem. With `invariant` the plan depends only on the types and the length of a row, and so do the
+// elements that a thread adds up. The bits of a row are then the same among any number of rows, wherever the row is in
+// memory.
 struct RowPlanner {
   const Gpu& gpu;
   const bool invariant;
   const Alignment alignment;
   const int64_t rows, n;
-  const int operands;  // tensors that wait on the chip: 2 in a gradient
+  const int operands;  // tensors that are kept on the chip: 2 in a gradient
   const bool is_backward, is_reduction;
-  const bool takes_log;            // each thread of a row takes the logarithm of its sum
+  const bool takes_log;            // each thread of a row computes the logarithm of its sum
   const int64_t pitch;             // elements from row to row of the first operand
   const bool is_tiled;             // rows lie one after another, with small gaps
-  const int read_size, item_size;  // bytes of an element that is read, and as it waits on the chip
+  const int read_size, item_size;  // bytes of an element as it is read, and as it is kept on the chip
 
   const bool half = item_size == 2;
   const int part = item_size == 8 ? 2 : 1;  // a thread keeps half as many elements of float64
-  // The length of a row in elements of 4 bytes, or of half types, as it waits on the chip.
+  // The length of a row, as it is kept on the chip, in elements of 4 bytes, or of half types.
   const int64_t length = half || n > kAnyLength / 2 ? n : n * item_size / 4;
   int vec_size = invariant ? alignment.full : alignment.widest;
-  // Elements go to threads by their index in the row alone. (In a gradient the tail of a row does not.)
+  // Whether elements are assigned to threads only by their index in the row. (In a gradient the tail of a row is not.)
   bool scalar = invariant && (alignment.begins_within(vec_size) || (is_backward && n % vec_size));
-  int64_t vecs = count_vecs();  // of a row, with those that it shares with its neighbours
+  int64_t vecs = count_vecs();  // vectors of a row, including those that it shares with its neighbours
 
-  // `is_scored`: of calls with scores, whose elements wait in the type of the scores.
+  // `is_scored`: for calls with scores, whose elements are kept in the type of the scores.
   RowPlanner(const Problem& problem, const Gpu& gpu, bool invariant, bool is_scored = false)
       : gpu(gpu),
         invariant(invariant),
@@ -123,20 +125,20 @@ struct RowPlanner {
     if (!is_reduction) return plan_on_chip(writing_entry(tables));
     const Entry& entry = look_up(tables.of(true, half), length);
     if (invariant) return plan_on_chip(entry);
-    // Few long rows that stream, each with so many threads that all do so at once, unless that left half of the chip
-    // with nothing to do in the end.
+    // Few long rows that are streamed: each by so many threads that all rows are computed at once, unless half of the
+    // chip would be idle at the end.
     const int64_t chip = gpu.sm_count, per_sm = ceil_div(rows, chip);
     if (length > kStreamed && per_sm <= kStreamedPerSm && 5 * rows >= 3 * chip * per_sm) {
       int threads = 1024;
       while (rows * threads > chip * kStreaming) threads /= 2;
       return plan_twopass(threads, half ? 24 : 16);
     }
-    // Where rows are too few for the chip, a reduction is served as softmax is.
+    // If there are too few rows for the chip, a reduction is served as softmax is.
     const bool too_few = Tier(entry.tier) == Tier::twopass && rows * entry.threads < chip * kStreaming / 2;
     return plan_on_chip(too_few ? writing_entry(tables) : entry);
   }
 
-  // The plan by a table entry alone; none where it does not hold the row.
+  // The plan that a table entry alone gives; none if it cannot hold the row.
   std::optional<CudaPlan> plan_by(const Entry& entry) {
     switch (Tier(entry.tier)) {
       case Tier::warp: return plan_warp(entry);
@@ -152,8 +154,8 @@ struct RowPlanner {
     }
   }
 
-  // The plan of the tier pipelined that takes least time, if a block has room for its part of a row. `spare`: chunks
-  // that shall have room beyond it. The rows of the last turn are spread over all blocks.
+  // The fastest plan of the tier pipelined, if a block has room for its part of a row. `spare`: how many chunks should
+  // fit beyond it. The rows of the last turn are spread over all blocks.
   std::optional<CudaPlan> pipelined_plan(int spare) const {
     const int64_t chip = gpu.sm_count, each = int64_t(kPipelinedThreads) * kPipelinedVecs;
     const int vec_bytes = vec_size * read_size * operands;
@@ -165,7 +167,7 @@ struct RowPlanner {
       if (at_once != std::min(rows, chip / blocks)) continue;  // as many rows as there are blocks for
       const int64_t turns = rows / at_once, last = rows % at_once;
       const int64_t lacking = spare - (places - ceil_div(vecs_of(blocks), each));
-      if (lacking > spare - 2) continue;  // one chunk is on its way at least
+      if (lacking > spare - 2) continue;  // at least one chunk is prefetched
       int64_t cost = turns * (vecs_of(blocks) * vec_bytes + kTurnBytes + std::max<int64_t>(lacking, 0) * kPlaceBytes);
       if (last) cost += vecs_of(blocks * at_once / last) * vec_bytes + kTurnBytes;
       if (cost < best) best = cost, best_blocks = blocks;
@@ -193,7 +195,7 @@ struct RowPlanner {
   int64_t count_vecs() const {
     return ceil_div(!scalar && alignment.begins_within(vec_size) ? n + vec_size - 1 : n, vec_size);
   }
-  // Narrower vectors, which are few, have no kernels of their own for rows of whole vectors.
+  // There are no kernels for rows of whole vectors if vectors are narrower than 16 bytes; such calls are rare.
   VecAccess access() const {
     return scalar                                                       ? VecAccess::scalar
            : vec_size == alignment.full && alignment.whole(n, vec_size) ? VecAccess::aligned
@@ -202,8 +204,9 @@ struct RowPlanner {
   VecAccess unaligned_access() const { return scalar ? VecAccess::scalar : VecAccess::predicated; }
 
   CudaPlan plan_warp(const Entry& entry) {
-    // In a short row the two vectors that are not whole cost more than narrow vectors: 100 bfloat16 run at 0.78 of a
-    // copy in vectors of 4, at 0.70 in vectors of 8. (For 33 float32 it is the other way round.)
+    // In a short row, the two vectors that are not whole cost more than narrow vectors: rows of 100 bfloat16 run at
+    // 0.78 of the speed of a copy in vectors of 4, and at 0.70 in vectors of 8. (For 33 float32 it is the other way
+    // round.)
     while (!is_backward && !invariant && half && n < kShortRow && alignment.begins_within(vec_size)) vec_size /= 2;
     vecs = count_vecs();
     return warp_of(entry.threads);
@@ -213,7 +216,7 @@ struct RowPlanner {
     return {Tier::warp, threads, kThreads / threads, items, vec_size, 1, 0, access()};
   }
 
-  // How many words of one bank of shared memory a warp reads at once, where so many threads of it read a row.
+  // How many words of one bank of shared memory a warp reads at once, if `threads` of its lanes read a row.
   int words_of_a_bank(int threads) const {
     int words[32] = {}, most = 0;
     int64_t before = -1;
@@ -224,8 +227,8 @@ struct RowPlanner {
     }
     return most;
   }
-  // Tiles of whole vectors, where rows lie one after another, with small gaps. Elsewhere the tier warp,
-  // element by element, which gives the same bits.
+  // Tiles of whole vectors, if rows lie one after another with small gaps. Otherwise the tier warp, element by element,
+  // which gives the same bits.
   CudaPlan plan_staged(const Entry& entry) const {
     int threads = entry.threads;
     if ((half ? takes_log : is_reduction) && threads > 1 && n <= kFewerThreads * threads / 2) threads /= 2;
@@ -242,8 +245,8 @@ struct RowPlanner {
     return {Tier::staged, threads, rows_per_block, items, 1, 1, rows_per_thread, VecAccess::predicated};
   }
 
-  // Few rows that are no whole vectors of 16 bytes, in whole narrower vectors: they are too few tiles for the chip
-  // (5120 rows of 196 bfloat16 take 5.3 us instead of 7.2, measured on an H200, 2026-11-22).
+  // Few rows that are not whole vectors of 16 bytes, in whole narrower vectors: as tiles they would be too few for the
+  // chip (5120 rows of 196 bfloat16 take 5.3 us instead of 7.2, measured on an H200, 2026-11-22).
   std::optional<CudaPlan> plan_narrow() const {
     if (invariant || is_reduction || pitch != n || n < kShortest || n > kLongest) return {};
     int width = half ? 4 : 2;
@@ -251,11 +254,12 @@ struct RowPlanner {
     if (rows * n * read_size > (width > 1 ? kFewBytes : half ? kFewHalfWords : kFewWords)) return {};
     const int threads = n < kShortRow / 2 ? 8 : n <= 2 * kShortRow || width == 4 ? 16 : 32;
     const int items = int(up_to(ceil_div(n, int64_t(width) * threads) * width, 4));
-    if (4 * n < 3 * threads * items) return {};  // too many threads would have nothing
+    if (4 * n < 3 * threads * items) return {};  // too many threads would be idle
     return CudaPlan{Tier::warp, threads, kThreads / threads, items, width, 1, 0, VecAccess::aligned};
   }
 
-  // `blocks` of at least so many threads that keep a row in registers and shared memory, if they can.
+  // A plan with `blocks` blocks of at least `least_threads` threads that keep a row in registers and shared memory, if
+  // they can.
   std::optional<CudaPlan> share_row(int blocks, int least_threads, int items, int smem_vecs) const {
     const int most_doubles = 24 / operands;
     int64_t in_registers = (item_size == 8 && items > most_doubles ? most_doubles : items) / part / vec_size;
@@ -279,8 +283,8 @@ struct RowPlanner {
                     smem_vecs ? unaligned_access() : access()};
   }
 
-  // The same for a half type that comes in no whole vectors: as few blocks as have few threads. None for rows for which
-  // a cluster would need many.
+  // The same for rows of a half type that are not whole vectors: as few blocks as possible, with few threads each. None
+  // if a cluster would need many threads.
   std::optional<CudaPlan> share_half_row() const {
     const int in_registers = is_reduction ? 8 : takes_log ? 6 : 7;  // one more would spill
     for (int blocks = 1; blocks <= (is_reduction ? 1 : most_cluster(gpu)); blocks *= 2) {
@@ -300,7 +304,7 @@ struct RowPlanner {
     return {};
   }
 
-  // The tiers block and cluster by an entry.
+  // The plan of the tiers block and cluster by a table entry.
   std::optional<CudaPlan> keep_in_blocks(const Entry& entry) const {
     const bool unaligned = invariant ? n % vec_size != 0 : access() != VecAccess::aligned;
     if (half && unaligned && !is_backward && vec_size == alignment.full) {
@@ -313,7 +317,7 @@ struct RowPlanner {
                      entry.smem_vecs);
   }
 
-  // The chip, or as much of it as pays, on a few rows at a time: as many as it holds together.
+  // The whole chip, or as much of it as pays, on a few rows at a time: as many as it holds together.
   std::optional<CudaPlan> spread_over_grid() {
     if (!gpu.cooperative) return {};
     if (vec_size != alignment.full) vec_size = alignment.full, scalar = true, vecs = count_vecs();
@@ -325,14 +329,14 @@ struct RowPlanner {
     };
     int threads = 480, in_registers = most_in_registers;
     const int64_t chip = gpu.sm_count, holds = threads * int64_t(in_registers + places(threads));
-    const int64_t fewest = ceil_div(vecs, holds);  // blocks that hold a row between them
+    const int64_t fewest = ceil_div(vecs, holds);  // the fewest blocks that hold a row together
     int64_t blocks = std::min(fewest, chip);
     if (!invariant && fewest < chip) {
       const int64_t together = std::min(rows, chip / fewest);
-      const int64_t useful = ceil_div(vecs, kGridVectors / operands);  // blocks with something to do
+      const int64_t useful = ceil_div(vecs, kGridVectors / operands);  // blocks that have something to do
       blocks = std::min(chip / together, std::max(useful, fewest));
     }
-    // Fewer threads where they have less to keep. What has arrived in registers is worked on soonest.
+    // Fewer threads if there is less to keep. Vectors in registers are processed first.
     const int64_t each = ceil_div(vecs, blocks);
     if (!is_backward && item_size < 8 && each > kMuchLonger * holds) in_registers = 0;
     const auto little = [&](int threads) { return std::min(places(threads), kLittle); };
@@ -361,8 +365,8 @@ struct RowPlanner {
     return {Tier::twopass, int(up_to(threads / part, 32)), 1, in_flight, vec_size, 1, 0, unaligned_access()};
   }
 
-  // The gradient of logsumexp, which merges nothing and takes rows in pieces. As a sweep of plans has it (H200,
-  // 2026-11-27): blocks take pieces of whole vectors; of rows that begin anywhere a few lanes do, unless rows are long.
+  // The gradient of logsumexp, which merges nothing and takes rows in pieces. By a sweep of plans (H200, 2026-11-27)
+  // blocks take pieces of whole vectors. If rows begin within vectors, a few lanes take a piece, unless rows are long.
   CudaPlan plan_pointwise() const {
     if (length <= kPointwiseRow) {
       int threads = 1;
@@ -379,7 +383,7 @@ struct RowPlanner {
     return {Tier::twopass, threads, 1, each * vec_size, vec_size, 1, 0, access()};
   }
 
-  // The entry of a function that writes a row for each row.
+  // The table entry of a function that writes a row for each row.
   const Entry& writing_entry(const Tables& tables) const {
     if (!invariant && rows <= kFewRows && n % alignment.full == 0) {
       const Entry& few = look_up(half ? tables.few_rows_f16 : tables.few_rows_f32, length);
@@ -388,7 +392,7 @@ struct RowPlanner {
     return look_up(tables.of(false, half), length);
   }
 
-  // Few long rows: over the whole chip, or over so many blocks per row that they fill it.
+  // Few long rows: each over the whole chip, or over as many blocks as fill the chip.
   std::optional<CudaPlan> spread_few_rows(const Entry& entry) {
     if (invariant || length < kLongRow) return {};
     const int64_t whole = (half ? kWholeChipHalf : kWholeChip) / operands, chip = gpu.sm_count;
@@ -401,7 +405,7 @@ struct RowPlanner {
     }
     for (int blocks = 16; blocks >= entry.blocks_per_row && blocks > 1; blocks /= 2) {
       if (rows * blocks > 4 * chip) continue;
-      // Where a multiprocessor has several blocks, smaller ones with more elements per thread.
+      // If a multiprocessor has several blocks: smaller blocks, with more elements per thread.
       const bool several = half && vec_size == alignment.full && rows * blocks > 2 * chip;
       for (const int items : {several ? 48 : 32, 16, 8}) {
         if (is_backward && items > 16) continue;
@@ -412,13 +416,13 @@ struct RowPlanner {
     return {};
   }
 
-  // A plan of the tier pipelined, if `plan` would take several turns of rows over the chip and a block has room for its
-  // part of a row and of the next one; otherwise `plan` itself.
+  // A plan of the tier pipelined, if `plan` would need several turns of rows over the chip, and a block has room for
+  // its part of a row and of the next one. Otherwise `plan` itself.
   CudaPlan pipelined(const CudaPlan& plan) const {
     const bool has_turns = rows > gpu.sm_count / plan.blocks_per_row,
                few_huge = n * read_size * operands >= kPipelinedRow && rows <= kPipelinedRows;
     const bool pays = has_turns && (plan.tier == Tier::grid || (plan.tier == Tier::cluster && few_huge));
-    const bool whole_vectors = vec_size == alignment.full && !scalar && item_size < 8;  // cp.async takes them
+    const bool whole_vectors = vec_size == alignment.full && !scalar && item_size < 8;  // as cp.async needs them
     if (!pays || !whole_vectors || invariant || is_reduction || !gpu.cooperative) return plan;
     return pipelined_plan(kSparePlaces).value_or(plan);
   }
@@ -432,8 +436,8 @@ struct RowPlanner {
     if (const auto plan = spread_few_rows(entry)) return *plan;
     if (tier == Tier::block || tier == Tier::cluster) {
       if (const auto plan = keep_in_blocks(entry)) return *plan;
-      // A GPU that takes no clusters as large as the table's, or narrow vectors, of which a thread keeps fewer
-      // elements.
+      // The GPU has no clusters as large as the table's; or vectors are narrow, and a thread keeps fewer elements of
+      // them.
       const int items = is_backward ? (half ? 32 : 16) : half ? 40 : 32, most = most_cluster(gpu);
       for (int blocks = 1; blocks <= most; blocks *= 2) {
         if (!is_backward && (blocks > entry.blocks_per_row || (blocks > 1 && blocks < most))) continue;

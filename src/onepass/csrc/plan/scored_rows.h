@@ -1,4 +1,4 @@
-// scored_rows.h: which launch serves scored rows (cuda/host/scored.cpp). Pure: no torch, no CUDA.
+// scored_rows.h: chooses the launch for scored rows (cuda/host/scored.cpp). Pure: no torch, no CUDA.
 #pragma once
 
 #include <climits>
@@ -17,7 +17,7 @@ inline int64_t step_of(const ScoredProblem& problem, ScoredTensor tensor) {
   return problem.reduced.count ? problem.reduced.dims[0].strides[tensor] : 0;
 }
 
-// Whether all rows of a tensor begin at the same element of a vector of `width` elements as those of another do.
+// Whether all rows of tensor a begin at the same element of a vector of `width` elements as those of tensor b.
 inline bool in_phase(const ScoredProblem& problem, ScoredTensor a, int a_size, ScoredTensor b, int b_size,
                      int64_t width) {
   const auto first = [&](ScoredTensor t, int size) { return int64_t(uint64_t(problem.data[t]) / uint64_t(size)); };
@@ -26,7 +26,7 @@ inline bool in_phase(const ScoredProblem& problem, ScoredTensor a, int a_size, S
     same &= (stride_of(problem.outer, d, a) - stride_of(problem.outer, d, b)) % width == 0;
   return same;
 }
-// Whether all rows begin with a vector, or all lines of columns, which the last of the outer dims is along.
+// Whether all rows begin with a vector; or, `of_lines`, all lines of columns, along the last of the outer dims.
 inline bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int size, int64_t width,
                        bool of_lines = false) {
   bool aligned = uint64_t(problem.data[tensor]) % uint64_t(size * width) == 0;
@@ -35,12 +35,12 @@ inline bool is_aligned(const ScoredProblem& problem, ScoredTensor tensor, int si
   return aligned;
 }
 
-// The gradient of logsumexp reduces nothing.
+// The gradient of logsumexp has no reduction.
 inline bool is_pointwise(const ScoredProblem& problem) {
   return problem.is_backward() && is_reduction(problem.function);
 }
 
-// The vector tensors of a problem: what is read and written element by element of a row.
+// The tensors of a problem that are accessed by vectors: those that have an element for each element of a row.
 struct ScoredOperands {
   ScoredTensor tensors[3];
   int sizes[3], count = 0;
@@ -54,7 +54,7 @@ struct ScoredOperands {
   int full() const { return 16 / *std::max_element(sizes, sizes + count); }
 };
 
-// From row to row of a tensor, where all rows are at one distance and in the order of the outer dims; else 0.
+// The stride from row to row of a tensor, if it is the same for all rows in the order of the outer dims; else 0.
 inline int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
   const int last = problem.outer.count - 1;
   for (int d = 0; d < last; ++d) {
@@ -64,20 +64,20 @@ inline int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
   return last < 0 ? problem.n : stride_of(problem.outer, last, tensor);
 }
 
-// Rows whose scores wait in registers, a thread having at most kMostVecs vectors of them, so that all of its loads are
-// on their way at once: lanes of a warp share a row, or the warps of a block. (A block has 1, 2, 4, ... warps: others
-// do not fill a multiprocessor's four schedulers alike.) Of longer rows of half types kKept scores of a thread wait in
-// registers and the other elements in shared memory, unless there is a bias or a mask, which would be read again
-// (sweeps, H200, 2026-11-29).
+// Rows whose scores are kept in registers. A thread has at most kMostVecs vectors, so that all of its loads are in
+// flight at once. The lanes of a warp share a row, or the warps of a block do. (A block has 1, 2, 4, ... warps: other
+// numbers do not fill a multiprocessor's four schedulers evenly.) Of longer rows of half types, a thread keeps kKept
+// scores in registers and its other elements in shared memory. If there is a bias or a mask, which would be read again,
+// all are in registers (sweeps, H200, 2026-11-29).
 constexpr int kMostVecs = 5, kKept = 16, kManyScores = 48;
 constexpr int kLeastThreads = 64, kMostThreads = 256, kMostEach = 80;
 
 inline std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int width, VecAccess access,
                                               const Gpu& gpu) {
   const bool aligned = access == VecAccess::aligned, reads_beside = problem.has(kBias) || problem.has(kMask);
-  // Those inside the row, and, of rows that wait in shared memory, those in which it begins and ends.
+  // Vectors inside the row; and all vectors, including those in which a row in shared memory begins and ends.
   const int64_t vecs = std::max<int64_t>(problem.n / width, 1), all_vecs = vecs + (aligned ? 0 : 2);
-  // Of the numbers of threads that hold the row, the least, or one of which an eighth fewer have nothing to do.
+  // The least number of threads that holds the row, or a larger one if an eighth fewer of them are idle.
   int threads = 0;
   int64_t least = INT64_MAX / 8;
   for (int some = 1; some <= kMostThreads; some *= 2) {
@@ -99,7 +99,7 @@ inline std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int 
   };
   if (threads) return share(1, threads, kMostVecs * width);
   if (size_of(problem.in) > 2 || width < 4) return {};  // cp.async takes 8 bytes
-  // Blocks and threads are chosen in the same way; few blocks before many.
+  // Blocks and threads are chosen in the same way; few blocks are tried before many.
   const int kept = reads_beside ? kManyScores : kKept, least_each = reads_beside ? kKept : kKept + width,
             most_each = reads_beside ? kManyScores : kMostEach;
   std::optional<CudaPlan> best;
@@ -115,7 +115,7 @@ inline std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int 
   return best;
 }
 
-// The plan of rows that are like these and have no score. Scores are kept as accumulators, and so are the elements of
+// The plan of rows that are like these but have no score. Scores are kept in the accumulator's type, as the elements of
 // other calls whose result is wider than a half type.
 inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   const ScoredOperands operands(problem);
@@ -138,14 +138,14 @@ inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   const bool backward = problem.is_backward();
   const DType wide = problem.accumulator();
   const DType kept = !backward && problem.in != wide && problem.out != wide ? wide : problem.out;
-  // Rows that lie one after another, with gaps at most half as long, may be copied as one piece.
+  // Rows that lie one after another, with gaps of at most half a row, may be copied as one piece.
   int64_t pitches[3] = {};
   bool is_tiled = problem.rows > 1 && !batch_invariant();
   for (int i = 0; i < operands.count; ++i) {
     pitches[i] = pitch_of(problem, operands.tensors[i]);
     is_tiled &= pitches[i] >= n && pitches[i] <= n + n / 2;
   }
-  // Otherwise any pitch stands for theirs that is longer and begins rows at a vector where these begin there.
+  // Otherwise their pitch is replaced by any pitch that is longer and aligns rows in the same way.
   const int64_t gap = up_to(n, full) + full, other = n + gap + (aligned ? up_to(n, full) - n : 1 - n % 2);
   const int64_t pitch = is_tiled ? pitches[0] : other,
                 second = is_tiled ? pitches[1] : other + (width < full ? width : 0);
@@ -164,14 +164,14 @@ inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
         like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
       }
     }
-    Gpu alone = gpu;  // blocks exchange no messages
+    Gpu alone = gpu;  // blocks of scored rows exchange no messages
     alone.cooperative = 0;
     return plan_rows(like, alone, batch_invariant(), true);
   };
   const CudaPlan plan = plan_like(problem.in, kept);
   const bool of_one_size = !backward && size_of(problem.in) == size_of(problem.out) && size_of(problem.in) <= 4;
   if (!of_one_size || batch_invariant()) return plan;
-  constexpr int64_t kLeastVecs = 8;  // of rows in vectors that begin anywhere
+  constexpr int64_t kLeastVecs = 8;  // of rows whose vectors begin anywhere
   if (is_tiled && !aligned && n < width * kLeastVecs) {
     const CudaPlan of_its_types = plan_like(problem.in, problem.out);
     if (of_its_types.tier == Tier::staged) return of_its_types;
@@ -185,10 +185,10 @@ inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
   return own ? *own : plan;
 }
 
-// The gradient of a bias (rows_bias_grad.cu): a thread has up to so many elements of each of the rows that share a row
-// of the bias. Elements have to be the same thread's in all of them, so those rows begin at the same element of a
-// vector. Short rows cost a thread more than two launches (64 and 200 elements 1.1 to 1.4 times as long, 577 .8, H200,
-// 2026-11-29).
+// The gradient of a bias (rows_bias_grad.cu). A thread has a limited number of elements of each of the rows that share
+// a row of the bias. An element must belong to the same thread in all of these rows, so the rows begin at the same
+// element of a vector. For short rows this is slower than two launches (64 and 200 elements take 1.1 to 1.4 times as
+// long, 577 take 0.8; H200, 2026-11-29).
 inline std::optional<CudaPlan> plan_bias_grad(const ScoredProblem& problem) {
   constexpr int kMostThreads = 512, kLeast = 256;
   if (!problem.has_rows() || problem.n < kLeast || batch_invariant() || step_of(problem, kBias) != 1) return {};

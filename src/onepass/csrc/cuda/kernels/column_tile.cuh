@@ -7,9 +7,9 @@
 //   slab     a span of memory with all elements of some columns, whose lines need not be whole vectors. Threads take
 //            vectors in turns, each of which is a whole number of lines, so that a thread always has the same columns
 //   strided  any strides, element by element
-//   shifted  a tile whose lines begin at different elements of a vector. All lines of one thread begin at the same
-//   element
-//            of a vector, so that it always has the same columns. A vector at an edge also has columns of the next tile
+//   shifted  a tile whose lines begin at different elements of a vector. All lines of one thread begin at the
+//            same element of a vector, so that it always has the same columns. A vector at an edge also has columns of
+//            the next tile
 //
 // With kPrefetchesTile a block copies the full vectors of its next tile to shared memory while it computes this one.
 // With kUsesSmemVecs it copies vectors of this tile that do not fit into registers. With kGrid the launch is

@@ -2,9 +2,8 @@
 // many elements as fit stay in registers and in shared memory while the partial states of a row are exchanged. The
 // remaining elements are read again, most of them from the L2 cache.
 //
-//   the block's chunks of a row, the next one prefetched -> partial state of each thread -> of the block -> to the
-//   row's
-//   other blocks -> epilogue; elements that were not kept are read again -> store
+//   the block's chunks of a row, the next one prefetched -> partial state of each thread -> of the block ->
+//   to the row's other blocks -> epilogue; elements that were not kept are read again -> store
 //
 // A thread keeps kVecs vectors of each operand in registers, or none if rows are much longer than the chip holds. A
 // launch may have any number of threads up to kMaxThreads, of blocks per row, and of vectors in shared memory.

@@ -2,9 +2,8 @@
 // and backward. A block copies a tile of rows to shared memory as one span, in whole vectors, whatever the length of
 // the rows and the gaps between them. Threads then read the rows from shared memory.
 //
-//   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue -> shared memory ->
-//   tile
-//   of results
+//   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue ->
+//   shared memory -> tile of results
 //
 // A thread has kVecs elements of each operand. The elements of a row go to the same threads as in rows_onchip.cu with
 // kVecSize 1, so that forward results have the same bits.
