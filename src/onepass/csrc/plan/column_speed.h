@@ -1,5 +1,5 @@
-// column_speed.h: about which part of the speed of memory a plan of columns reaches, by which ColumnPlanner chooses
-// one. Pure: no torch, no CUDA.
+// column_speed.h: ColumnSpeed estimates what fraction of the speed of memory a plan of columns reaches. ColumnPlanner
+// chooses plans by it. Pure: no torch, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -10,28 +10,28 @@
 
 namespace onepass {
 
-constexpr int64_t kLargeSlice = 48 * 1024;  // bytes of a slice of which a multiprocessor has one at a time
+constexpr int64_t kLargeSlice = 48 * 1024;  // a multiprocessor holds one slice of so many bytes at a time
 
 struct ColumnSpeed {
   const ColumnView& view;
   const Gpu& gpu;
-  const int operands;  // tensors that wait on the chip
-  const int bytes;     // of an element of the widest type that goes by vectors
+  const int operands;  // tensors that are kept on the chip
+  const int bytes;     // of an element of the widest type that is accessed by vectors
   const int read;      // bytes of an element that is read
-  const bool merges;   // threads merge partial states: not in the gradient of logsumexp
+  const bool merges;   // whether threads merge partial states: not in the gradient of logsumexp
   const bool gradient, half_result;
-  const bool early;  // columns are reduced from the first vectors on (kProvisionalMax, cuda/kernels/column_softmax.cuh)
-  const int on_chip;  // bytes of an element that waits on the chip: as it was read, or as its score
+  const bool early;   // columns are reduced while vectors arrive (kProvisionalMax, cuda/kernels/column_softmax.cuh)
+  const int on_chip;  // bytes of an element as it is kept on the chip: as it was read, or its score
 
   const int64_t n = view.n(), inner = view.inner();
 
-  // From one slice to the next of those that follow one another: the longest step of a tensor.
+  // The longest step of a tensor from one slice to the next, if slices follow one another.
   int64_t slice_step() const {
     int64_t step = n * inner;
     for (const int64_t of_tensor : view.slice_steps) step = std::max(step, of_tensor);
     return step;
   }
-  // Whether results are not one piece of memory.
+  // Whether there are gaps between the lines or slices of the result.
   bool result_has_gaps() const {
     const int result = gradient ? int(kDx) : int(kY);
     return view.tiles.steps[result] > inner || view.slice_steps[result] > n * inner;
@@ -43,8 +43,8 @@ struct ColumnSpeed {
     return ceil_div(n * inner + (view.slab_begins ? 0 : plan.vec_size - 1),
                     int64_t(plan.threads_x()) * plan.vec_size * lines);
   }
-  // About which part of the speed of memory a plan reaches, as random shapes of 64 to 300 MB have it (H200,
-  // 2026-11-26).
+  // The estimate: the fraction of the speed of memory that a plan reaches. Fitted to random shapes of 64 to 300 MB
+  // (H200, 2026-11-26).
   double expected(const CudaPlan& plan) const {
     const int64_t cols = plan.takes_slabs() ? inner : int64_t(plan.threads_x()) * plan.vec_size - view.shifted_by(plan);
     const int64_t blocks = plan.is_staged() ? ceil_div(view.slices(), int64_t(plan.slices_per_group()))
@@ -59,16 +59,16 @@ struct ColumnSpeed {
 
  private:
   double busy(int64_t blocks) const { return blocks < gpu.sm_count ? double(blocks) / gpu.sm_count : 1; }
-  // The part of the vectors of threads that exist.
+  // The fraction of the elements of all tiles that exist in the tensor.
   double used(const CudaPlan& plan) const {
     const int64_t lines = int64_t(plan.threads_y()) * plan.blocks_per_tile(),
                   side = int64_t(plan.threads_x()) * plan.vec_size,
                   tiles = ceil_div(inner, side - view.shifted_by(plan));
     return double(n) * inner / (double(tiles) * side * lines * ceil_div(n, lines));
   }
-  // The logarithm of value / enough, 0 where the value is enough.
+  // The logarithm of value / enough; 0 if the value is enough.
   static double below(double value, double enough) { return value < enough ? std::log(value / enough) : 0; }
-  // Of the last wave of blocks, the part that exists, where there is one wave; else of all waves.
+  // The fraction of the places for blocks that are taken, over all waves.
   static double full_waves(double waves) { return waves < 1 ? waves : waves / std::ceil(waves); }
 
   double of_staged(const CudaPlan& plan) const {
@@ -83,7 +83,7 @@ struct ColumnSpeed {
     const double merged = !merges ? 1 : inner % 2 ? two ? 0.92 : 0.8 : 0.85;
     return without_gaps * room * merged * of_length;
   }
-  // Of slabs in registers.
+  // The fraction for slabs in registers.
   double of_slab(const CudaPlan& plan) const {
     const bool half = bytes == 2, two = operands > 1;
     const int64_t slice = n * inner * read * operands;
@@ -100,15 +100,16 @@ struct ColumnSpeed {
     const double whole = operands > 1 ? 0.34 : bytes == 2 ? 0.45 : 0.35;
     return whole * std::exp(0.35 * below(double(each), 32)) * (2 * plan.blocks_per_tile() > gpu.sm_count ? 0.5 : 1);
   }
-  // The same for tiles that stay on the chip: factors that were fitted to 5,600 plans of random shapes
-  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected where other shapes were slower than expected.
+  // The same for tiles that stay on the chip. Its factors were fitted to 5,600 plans of random shapes
+  // (benchmarks/results/sweep-tiles-h200-2026-11-26.txt), and corrected for other shapes that were slower than
+  // expected.
   double of_tile(const CudaPlan& plan) const {
     const bool half = bytes == 2, shift = plan.is_shifted(), two = operands > 1;
     const int vector = plan.vec_size, vec_bytes = vector * read, threads = plan.threads(),
               blocks = plan.blocks_per_tile(), smem_vecs = plan.keeps_vecs_in_smem() ? plan.smem_vecs : 0;
     const int64_t each = ceil_div(n, int64_t(plan.threads_y()) * blocks),
                   cols = int64_t(plan.threads_x()) * vector - (shift ? vector - 1 : 0), tiles = ceil_div(inner, cols);
-    // Blocks of a multiprocessor, and the KB that those have on their way.
+    // Resident blocks of a multiprocessor, and the KB that they have in flight.
     const int words =
         plan.vecs_per_thread() * operands * std::max(1, vector * on_chip / 4) + 34 + vector * (two ? 1 : 2);
     int64_t resident = std::min(std::min(65536 / (threads * words), 2048 / threads), 32);
@@ -123,7 +124,7 @@ struct ColumnSpeed {
     };
     const double line = double(std::min<int64_t>(cols, inner)) * read;
     const double tile = double(n) * line * operands / 1024;  // KB
-    const bool whole_lines = inner * read % 128 == 0;        // of the cache
+    const bool whole_lines = inner * read % 128 == 0;        // of the cache: do lines of columns consist of them?
     return (shift             ? half ? 0.72 : 0.83
             : vec_bytes >= 16 ? 1
             : vec_bytes >= 8  ? 0.98
@@ -156,7 +157,7 @@ struct ColumnSpeed {
             : half && tile < 3.5 ? 0.78
                                  : 1);
   }
-  // Tiles that are read twice. The logarithm is a sum. Its weights were fitted to 4,400 plans
+  // The logarithm of the fraction for tiles that are read twice, a weighted sum. Its weights were fitted to 4,400 plans
   // (benchmarks/results/sweep-columns-h200-2026-11-26.txt) and averaged with earlier guesses.
   double log_of_twopass(const CudaPlan& plan, int64_t blocks) const {
     const bool half = bytes == 2, shift = plan.is_shifted(), two = operands > 1;
@@ -185,7 +186,7 @@ struct ColumnSpeed {
            (half ? 0.1 : 0) + (two ? 0.05 : 0) - (shared_by == 1 ? 0.2 : 0) - 0.04 * std::log2(shared_by) +
            0.07 * below(40, megabytes);
   }
-  // Tiles and slabs in shared memory: weights fitted to 800 plans of the same sweep.
+  // The same for tiles and slabs in shared memory. The weights were fitted to 800 plans of that sweep.
   double log_of_smem(const CudaPlan& plan, int64_t blocks) const {
     const bool half = bytes == 2, two = operands > 1, slab = plan.takes_slabs();
     const int shared_by = plan.blocks_per_tile(), vector = plan.vec_size;

@@ -1,5 +1,6 @@
-// column_view.h: the view of a problem whose rows are not one piece of memory each, for the tiers that take tiles of
-// columns in place, and the tiles that a plan cuts it into. Pure: no torch, no CUDA.
+// column_view.h: ColumnView describes a problem that the kernels of rows do not take, for the kernels that take tiles
+// of columns where they are in memory. tiles_of cuts the view into Tiles as a plan says. (column_params.cuh explains
+// the terms.) Pure: no torch, no CUDA.
 #pragma once
 
 #include "../core/problem.h"
@@ -8,35 +9,36 @@
 
 namespace onepass {
 
-constexpr int kNarrow = 8;           // vectors of a tile of less than two lines of the cache
-constexpr int kColumnStatic = 1024;  // bytes of shared memory that kernels of columns declare at most
-constexpr int kMostGap = 4;          // from slice to slice at most, in slices
-constexpr int kTinySlice = 1024;     // bytes of a slice that is not worth a block of its own
-constexpr int kChunks = 4;           // of a tile in shared memory (kSmemChunks, cuda/kernels/column_smem.cuh)
+constexpr int kNarrow = 8;           // the most vectors side by side of a narrow tile: less than two cache lines
+constexpr int kColumnStatic = 1024;  // the most bytes of shared memory that kernels of columns declare
+constexpr int kMostGap = 4;          // the longest step from slice to slice, in slices
+constexpr int kTinySlice = 1024;     // a slice of fewer bytes is not worth a block of its own
+constexpr int kChunks = 4;           // chunks of a tile in shared memory (kSmemChunks, cuda/kernels/column_smem.cuh)
 constexpr int kStageVecs = 4;        // vectors of a thread that are loaded together (cuda/kernels/pipeline.cuh)
-constexpr int kMaxTurn = 1024;       // threads of a block, which take a whole number of lines of a slab at a time
+constexpr int kMaxTurn = 1024;       // the most threads of a block that takes whole lines of a slab at a time
 
 struct ColumnView {
-  bool served = false;  // not of more dims than kernels take
+  bool served = false;  // false if there are more dims than kernels take
   bool strided = false;
-  Tiles tiles = {};                              // what does not follow from a plan
-  int full = 1;                                  // elements of a vector of 16 bytes of the widest type
-  int tile = 0;                                  // the widest vectors of a tile, 0 where it cannot be cut into tiles
-  int slab = 0;                                  // of a slab, 0 where it is none
-  int shift = 0;                                 // of a shifted tile, 0 where there is none
-  int shift_in = 0;                              // the same of the operands alone, wherever results begin
-  bool slab_begins = false, slab_whole = false;  // do all slabs begin with a vector; and end with one?
-  int64_t lead_step = 0;                         // from line to line of the first tensor that goes by vectors
-  int64_t operand_step = 0;                      // the same of the first operand
+  Tiles tiles = {};                              // the members that do not depend on a plan
+  int full = 1;                                  // elements of a vector of 16 bytes, in the widest type
+  int tile = 0;                                  // elements of a tile's widest vectors; 0 if there can be no tiles
+  int slab = 0;                                  // the same for slabs; 0 if there can be none
+  int shift = 0;                                 // the same for shifted tiles; 0 if there can be none
+  int shift_in = 0;                              // the same for the operands alone, wherever results begin
+  bool slab_begins = false, slab_whole = false;  // whether all slabs begin with a vector; and also end with one
+  int64_t lead_step = 0;                         // from line to line, in the first tensor accessed by vectors
+  int64_t operand_step = 0;                      // the same in the first operand
   bool is_scattered = false;  // slices are tiny and do not follow one another: elements are faster one by one
-  // Does each slice begin soon after the one before, in all tensors? There may be gaps.
+  // Whether slices follow one another in all tensors. There may be gaps (kMostGap).
   bool slices_follow = false;
-  int64_t slice_steps[kMaxTensors] = {};  // then, of tensors that go by vectors, from slice to slice
-  int narrowest = 16;                     // bytes of the smallest element that goes by vectors
+  int64_t slice_steps[kMaxTensors] = {};  // if they do: from slice to slice, in tensors accessed by vectors
+  int narrowest = 16;                     // bytes of the smallest element that is accessed by vectors
 
   int64_t n() const { return tiles.n; }
   int64_t inner() const { return tiles.inner; }
-  // Lines of a shifted tile after which one begins at the same element of a vector of `vector` as the first.
+  // After how many lines of a shifted tile a line begins at the same element of a vector again. A vector has `vector`
+  // elements.
   int period(int vector) const { return period(vector, lead_step); }
   int operand_period(int vector) const { return period(vector, operand_step); }
   static int period(int vector, int64_t step) {
@@ -44,7 +46,7 @@ struct ColumnView {
     while (lines * step % vector) lines *= 2;
     return lines;
   }
-  // The columns of a shifted tile's vectors that belong to its neighbours.
+  // How many columns in a shifted tile's vectors belong to its neighbours.
   int shifted_by(const CudaPlan& plan) const {
     return !plan.is_shifted() || (plan.is_in_smem() && tile >= plan.vec_size) ? 0 : plan.vec_size - 1;
   }
@@ -53,7 +55,7 @@ struct ColumnView {
     for (int d = 0; d < tiles.outer.count; ++d) count *= tiles.outer.sizes[d];
     return count;
   }
-  // Threads of the shortest turn of a slab, in vectors of `vector`.
+  // The threads of the shortest turn of a slab (a whole number of lines), each with a vector of `vector` elements.
   int64_t turn(int vector) const {
     int64_t common = vector;
     while (inner() % common) common /= 2;
@@ -66,7 +68,7 @@ inline bool fits_tiles(const Layout& layout) {
   return layout.outer.count <= kTileDims && layout.reduced.count <= kTileDims;
 }
 
-// Whether the result's gradient has one value for a column and its neighbours.
+// Whether the gradient of the result has the same value for all elements of a column, and of its neighbours.
 inline bool grad_is_broadcast_in_tile(const Problem& problem) {
   if (!problem.is_backward() || problem.is_reduction()) return false;
   const Layout& layout = problem.layout;
@@ -76,7 +78,7 @@ inline bool grad_is_broadcast_in_tile(const Problem& problem) {
   return layout.row_stride(kGrad) == 0;
 }
 
-// With `any_strides` elements are taken one by one, whatever their strides are.
+// With `any_strides` the view is strided: elements are accessed one by one.
 inline ColumnView column_view(const Problem& problem, bool any_strides = false) {
   ColumnView view;
   if (!fits_tiles(problem.layout)) return view;
@@ -93,7 +95,7 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
   const TileDims reduced = dims(problem.layout.reduced);
   const bool backward = problem.is_backward(), has_broadcast = grad_is_broadcast_in_tile(problem);
   const int count = problem.count_tensors() + (backward && problem.tensors[kLse].data ? 1 : 0);
-  // Whether a tensor's elements come and go by vectors, as many as the first one's.
+  // Which tensors are accessed by vectors, all by as many: those with an element for each element of the input.
   bool by_vectors[kMaxTensors];
   for (int t = 0; t < count; ++t) {
     by_vectors[t] = backward ? t < kGrad || (t == kGrad && !problem.is_reduction() && !has_broadcast)
@@ -154,7 +156,8 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
   }
   int lead = 0;
   while (!by_vectors[lead]) ++lead;
-  // Whether slices, or lines, begin at the same element of a vector as in another tensor.
+  // Whether the slices (lines_alike: and lines) of tensor t begin at the same element of a vector as those of tensor
+  // `lead`.
   const auto alike = [&](int t, int width, int lead) {
     bool yes = (first(t) - first(lead)) % uint64_t(width) == 0;
     for (int d = 0; d < outer.count; ++d) yes &= (outer.steps[t][d] - outer.steps[lead][d]) % width == 0;
@@ -198,12 +201,12 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
   view.is_scattered = columns && tiles.n > 1 && !view.slices_follow && tiles.n * tiles.inner * size(lead) < kTinySlice;
   return view;
 }
-// The view that a plan is of.
+// The view that a plan is for.
 inline ColumnView column_view(const Problem& problem, const CudaPlan& plan) {
   return column_view(problem, plan.access == VecAccess::strided);
 }
 
-// The divisor of numbers below 2^31.
+// Makes the divisor `by`, for numbers below 2^31.
 inline FastDivisor divider_of(int64_t by) {
   if (by >> 31) return {0, 0};
   unsigned shift = 31;
@@ -211,13 +214,13 @@ inline FastDivisor divider_of(int64_t by) {
   return {unsigned(((uint64_t(1) << shift) + uint64_t(by) - 1) / uint64_t(by)), shift};
 }
 
-// Counts the vectors that are `turn` apart and whose first element is no further than `last`.
+// Counts the vectors that are `turn` elements apart and whose first element is at most `last`.
 inline VecCount count_vecs(int64_t last, int64_t turn, int none) {
   if (last < 0) return {0, none};
   return {int(last / turn), int(last % turn) + 1};
 }
 
-// How many threads merge the partial states of a column.
+// Sets how many threads merge the partial states of a column.
 inline void set_merge_threads(Tiles& tiles, const CudaPlan& plan) {
   const int most = tiles.partials > plan.blocks_per_tile() ? tiles.partials : plan.blocks_per_tile();
   while (tiles.merge_threads_log2 < 5 && 1 << tiles.merge_threads_log2 < most &&
@@ -226,7 +229,7 @@ inline void set_merge_threads(Tiles& tiles, const CudaPlan& plan) {
   tiles.merge_threads = 1 << tiles.merge_threads_log2;
 }
 
-// The tiles of the tier columns_staged: all slices are one, and a group of them is cut into tiles.
+// The tiles of the tier columns_staged. All slices are one sequence. It is cut into groups, and a group into tiles.
 inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
   Tiles tiles = view.tiles;
   const int64_t slices = view.slices();
@@ -248,22 +251,23 @@ inline Tiles staged_tiles_of(const ColumnView& view, const CudaPlan& plan) {
   return tiles;
 }
 
-// Bytes of a group of slices in shared memory, each followed by `gap` bytes. It begins and ends within vectors.
+// Bytes of a group of slices in shared memory. Each slice is followed by `gap` bytes, and the group begins and ends
+// within vectors.
 inline int64_t count_span_bytes(int64_t slices, int64_t slice, int size, int gap) {
   return up_to(slices * (slice * size + gap) + 2 * 16, 128);
 }
-constexpr int kBulkBytes = 256;  // of the smallest slice that is worth a copy of its own
+constexpr int kBulkBytes = 256;  // the smallest slice that is worth a copy of its own
 constexpr int kSliceGap = 16;    // bytes after a slice, so that slices begin an odd number of vectors apart
 
-// Where groups of slices and their results are in shared memory. Results take the places of the first operand where
-// they lie alike, begin at the same byte of a vector, and elements are as large.
+// Sets where groups of slices and their results are in shared memory. Results replace the first operand if both are
+// laid out alike, begin at the same byte of a vector and have elements of one size.
 inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem& problem, int operands) {
   const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
   const auto size = [&](int t) { return size_of(problem.type(t)); };
   const auto set = [&](StagedOperand which, int t, int64_t line, int64_t slice) {
     StagedTensor& made = tiles.staged[which];
     made.line = int(line), made.slice = int(slice);
-    // There is no gap where a vector belongs to two slices, nor where the lanes of a warp read from few slices.
+    // There is no gap if a vector belongs to two slices, or if the lanes of a warp read from few slices.
     const int bytes = made.slice * size(t);
     made.gap = bytes % 32 || problem.address(t) % 16 || tiles.slice_vecs > 32 ? 0 : kSliceGap;
     tiles.is_bulk &= !made.gap || bytes >= kBulkBytes;
@@ -292,20 +296,20 @@ inline void set_staged_bytes(Tiles& tiles, const ColumnView& view, const Problem
   tiles.smem_vecs_bytes += result_bytes;
 }
 
-// Where the pieces of a block are in shared memory, in the tier columns_smem. Results take the places of the first
-// operand where they begin at the same bytes of vectors, and elements are as large.
+// Sets where the pieces of a block are in shared memory, in the tier columns_smem. Results replace the first operand if
+// both begin at the same bytes of vectors and have elements of one size.
 inline void set_smem_bytes(Tiles& tiles, const ColumnView& view, const Problem& problem, const CudaPlan& plan,
                            int operands) {
   const int first = problem.is_backward() ? int(kSaved) : int(kX), result = problem.is_backward() ? int(kDx) : int(kY);
   const auto size = [&](int t) { return size_of(problem.type(t)); };
   const bool slab = plan.takes_slabs();
-  int lines = 1;  // after which lines begin at the same byte of a vector again
-  // Sets where a tensor's pieces are. Returns the bytes of all.
+  int lines = 1;  // after so many lines, one begins at the same byte of a vector again
+  // Sets where the pieces of a tensor are. Returns the bytes of all its pieces.
   const auto set = [&](StagedOperand which, int t) {
     const int64_t step = tiles.steps[t] * size(t) % 16;
     const int64_t bytes = tiles.tile_cols * size(t), around = step ? bytes + 30 : up_to(bytes, 16) + 16;
     while (lines * step % 16) lines *= 2;
-    // Lines of an odd number of vectors begin in different banks.
+    // Lines that are an odd number of vectors apart begin in different banks.
     int64_t pitch = up_to(around - step, 16) + step;
     if (pitch / 16 % 2 == 0) pitch += 16;
     if (slab) pitch = int64_t(tiles.threads_x) * plan.vec_size * size(t);
@@ -318,7 +322,7 @@ inline void set_smem_bytes(Tiles& tiles, const ColumnView& view, const Problem& 
   if (operands > 1) tiles.span_bytes = std::max(tiles.span_bytes, set(kStagedSecond, kGrad));
   tiles.smem_vecs_bytes = operands * tiles.span_bytes;
   const int result_bytes = problem.is_reduction() ? 0 : set(kStagedResult, result);
-  // The lines that a thread copies begin at the same byte of a vector.
+  // All lines that a thread copies begin at the same byte of a vector.
   tiles.copy_lanes = std::min(tiles.copy_lanes, plan.threads() / lines);
   tiles.copy_rows = plan.threads() / tiles.copy_lanes / lines * lines;
   tiles.by_copy_lanes = divider_of(tiles.copy_lanes);
@@ -329,7 +333,7 @@ inline void set_smem_bytes(Tiles& tiles, const ColumnView& view, const Problem& 
   tiles.smem_vecs_bytes += result_bytes;
 }
 
-// The tiles that a plan cuts a view into. The caller adds the bytes of vectors in shared memory.
+// How a plan cuts a view into tiles. The caller adds the bytes of vectors in shared memory.
 inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   if (plan.is_staged()) return staged_tiles_of(view, plan);
   Tiles tiles = view.tiles;
@@ -338,7 +342,7 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   const bool in_smem = plan.is_in_smem();
   tiles.tile_cols = slab ? int(tiles.inner) : tiles.threads_x * plan.vec_size - view.shifted_by(plan);
   tiles.partials = slab ? tiles.threads_x * plan.vec_size / tiles.tile_cols : tiles.threads_y;
-  // A gap between partial states lets lanes that read those of one column find them in different banks.
+  // With a gap between partial states, lanes that read the states of one column access different banks.
   tiles.partial_stride = slab || tiles.partials == 1 ? tiles.tile_cols : int(up_to(tiles.tile_cols, 4)) + 4;
   tiles.tiles_per_slice = ceil_div(tiles.inner, int64_t(tiles.tile_cols));
   tiles.slices = 1;
@@ -346,7 +350,7 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
     for (int d = 0; d < tiles.outer.count; ++d) tiles.slices *= tiles.outer.sizes[d];
   }
   tiles.is_narrow = !slab && !view.strided && tiles.tiles_per_slice > 1 && tiles.tile_cols <= kNarrow * view.full;
-  const int64_t before = view.slab_begins ? 0 : plan.vec_size - 1;  // elements of a vector before a slab, at most
+  const int64_t before = view.slab_begins ? 0 : plan.vec_size - 1;  // the most elements of a vector before a slab
   const int64_t size = slab ? view.n() * view.inner() : view.n();
   const int64_t turn = int64_t(plan.blocks_per_tile()) * (slab ? plan.threads_x() * plan.vec_size : plan.threads_y());
   tiles.vecs_per_thread_max = int(ceil_div(slab ? size + before : size, turn));
@@ -371,20 +375,22 @@ inline Tiles tiles_of(const ColumnView& view, const CudaPlan& plan) {
   return tiles;
 }
 
-// Bytes of the vectors that a block keeps in shared memory, of `vec_bytes` each with all operands.
+// Bytes of the vectors that a block keeps in shared memory. `vec_bytes`: of one vector of each operand, together.
 inline int64_t count_smem_vecs_bytes(const CudaPlan& plan, int vec_bytes) {
   return int64_t(plan.prefetches() ? plan.vecs_per_thread() : plan.smem_vecs) * plan.max_threads() * vec_bytes;
 }
 
-// The numbers of a thread's partial state of a column: of a gradient its sum, else its maximum too where sums may be
-// relative to that (kThreadMaxima, cuda/kernels/column_softmax.cuh). `half_result`: results have a half type.
+// How many numbers a thread's partial state of a column has. In a gradient this is its sum. Otherwise it is its sum,
+// and also its maximum if sums may be relative to the thread's maximum (kThreadMaxima,
+// cuda/kernels/column_softmax.cuh). `half_result`: results have a half type.
 inline int numbers_per_partial(const CudaPlan& plan, bool half_result, bool gradient) {
   return gradient ? 1 : plan.in_grid() || plan.is_in_smem() || (half_result && plan.blocks_per_tile() == 1) ? 2 : 1;
 }
 
-// Bytes of shared memory in which the threads of a block, and the `peers` of a cluster (0: none), reduce columns, in
-// numbers of `scalar` bytes: `partials` partial states of `numbers` each; of a whole column one number for a gradient,
-// else three, and the block's maximum where threads do not share theirs.
+// Bytes of shared memory in which columns are reduced over the threads of a block, and over the `peers` blocks of a
+// cluster (0: none). A number has `scalar` bytes. There are `partials` partial states of `numbers` numbers each. A
+// whole column has one number in a gradient, otherwise three, and the block's maximum if threads do not share their
+// own.
 inline int64_t count_reduce_bytes(int64_t cols, int64_t partials, int peers, int scalar, bool gradient, int numbers) {
   const int64_t whole = up_to(cols * (gradient ? 1 : 3) * scalar, 16), tops = gradient ? 0 : up_to(cols * scalar, 16);
   const int64_t part = up_to(partials * scalar, 16);
@@ -394,7 +400,7 @@ inline int cluster_peers(const CudaPlan& plan) {
   return (plan.tier == Tier::columns || plan.is_in_smem()) && plan.blocks_per_tile() > 1 ? plan.blocks_per_tile() : 0;
 }
 
-// Bytes of shared memory of a block.
+// All bytes of shared memory of a block.
 inline int64_t count_column_bytes(const Tiles& tiles, const CudaPlan& plan, int scalar, bool gradient,
                                   bool half_result) {
   if (plan.blocks_per_tile() == 1 && tiles.partials == 1 && !plan.takes_slabs()) return tiles.smem_vecs_bytes;

@@ -1,4 +1,6 @@
-// columns.h: which launch serves columns in place. Pure: no torch, no CUDA.
+// columns.h: ColumnPlanner chooses the launch that serves columns where they are in memory, without a copy. It takes
+// the plan of the tables, unless another plan is expected to be faster (column_speed.h). column_params.cuh explains
+// lines and slices, column_tile.cuh tiles, slabs and shifted tiles. Pure: no torch, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +13,28 @@
 
 namespace onepass {
 
-constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads that take a slab: about, and at most
-// A tile that has a multiprocessor to itself: its vectors side by side, and the elements of a column at most.
+constexpr int kSlabThreads = 128, kLongestTurn = 512;  // threads of a slab: about, and at most
+// A tile that has a multiprocessor to itself: its vectors side by side, and the most elements of a column.
 constexpr int kAlone = 4, kAloneMost = 4096;
-constexpr int kFew = 3, kWide = 16;  // too few tiles per multiprocessor; the vectors side by side of a wide tile
+constexpr int kFew = 3, kWide = 16;  // fewer tiles per multiprocessor are too few; vectors side by side of a wide tile
 
 struct ColumnPlanner : ColumnSpeed {
-  const int most = 16 / operands;  // vectors that a thread keeps in registers where blocks share columns
+  const int most = 16 / operands;  // the most vectors that a thread keeps in registers if blocks share columns
 
-  // Long columns of float32: wide tiles are faster where there are many, narrow ones, of fewer blocks, where there are
-  // few (8 x 4096 x 4096 .905 of a copy for .889, 4096 x 4096 .777 for .828; H200, 2026-11-23).
+  // Long columns of float32: wide tiles are faster if there are many. If there are few, narrow tiles are, which fewer
+  // blocks share. (Wide and narrow, as fractions of a copy's speed: 8 x 4096 x 4096 .905 and .889, 4096 x 4096 .777 and
+  // .828; H200, 2026-11-23.)
   bool narrows() const { return operands == 1 && bytes == 4 && n > 2048 && n <= 4096; }
 
-  // The plan of tiles by a table entry alone; none where no cluster holds what an entry of the tier columns is for.
+  // The plan of tiles that a table entry alone gives; none if the entry has the tier columns and no cluster holds the
+  // columns.
   std::optional<CudaPlan> plan_by(const Entry& entry) const { return plan_tiles(entry, false); }
 
-  // The plan that `expected` says is the fastest of those that there are.
+  // The plan that `expected` rates as the fastest.
   CudaPlan plan() const {
     CudaPlan best = plan_in_place();
     if (!merges || view.strided || n == 1 || are_as_measured()) return best;
-    // Entries of tables were measured to be the fastest of many at such lengths.
+    // Table entries were measured to be the fastest of many plans at such lengths.
     const bool is_measured = best.tier == Tier::columns && best.access == VecAccess::aligned &&
                              view.tile == view.full && 4 * inner >= 3 * entry().tile_vecs() * view.full;
     double speed = expected(best) * (is_measured ? 1.2 : 1);
@@ -39,18 +43,18 @@ struct ColumnPlanner : ColumnSpeed {
       if (of_other > speed) best = other, speed = of_other;
     };
     if (const auto staged = plan_staged()) try_it(*staged);
-    if (bytes == 8) return best;  // exponentials take the time
+    if (bytes == 8) return best;  // exponentials take most of the time
     for_each_tile(try_it);
     for_each_smem_tile(try_it);
     if (const auto shifted = plan_shifted_over_chip()) try_it(*shifted);
     return best;
   }
 
-  // The same for columns of scores, which come through registers: also those that wait in shared memory, which takes
-  // time (H100, 2026-11-26). `of_staged`: how much of its expected speed the tier staged has.
+  // The same for columns with scores. Scores pass through registers even if they are kept in shared memory, which takes
+  // time (H100, 2026-11-26). `of_staged`: the fraction of its expected speed that the tier columns_staged reaches.
   CudaPlan plan_of_scores(double of_staged) const {
     constexpr int kAcross = 128, kMostWords = 48;
-    if (view.strided && n * on_chip / 4 <= kMostWords)  // a thread has a column
+    if (view.strided && n * on_chip / 4 <= kMostWords)  // one thread has a whole column
       return {Tier::columns, kAcross, 1, compiled_vecs(n), 1, 1, 0, VecAccess::strided};
     if (view.strided) return plan_in_place();
     CudaPlan best = {};
@@ -64,14 +68,14 @@ struct ColumnPlanner : ColumnSpeed {
     return best;
   }
 
-  // Whether columns are like those for which a table's entry was found to be the fastest: whole vectors side by side,
-  // as many as the entry says or more, so that few threads have none.
+  // Whether columns are like those for which the table's entry was measured to be the fastest: whole vectors side by
+  // side, and at least about as many as the entry says, so that few threads are idle.
   bool are_as_measured() const {
     if (view.tile < view.full || inner % view.full) return false;
     const int64_t vectors = inner / view.full, side = entry().tile_vecs(), across = fitting(side, vectors);
     return 4 * vectors >= 3 * side && 20 * vectors >= 17 * across * ceil_div(vectors, across);
   }
-  // Calls f for plans of tiles of each width of vectors, one of which is about the fastest.
+  // Calls f for candidate plans of tiles with each width of vectors. One of them is about the fastest.
   template <class F>
   void for_each_tile(F f) const {
     for (int vector = view.tile; vector >= 1 && 4 * vector >= view.tile; vector /= 2)
@@ -81,7 +85,7 @@ struct ColumnPlanner : ColumnSpeed {
         for_each_tile(vector, VecAccess::shifted, f);
     }
   }
-  // Shifted tiles over the chip, if it holds them, of half types whose lines may begin anywhere.
+  // For half types whose lines may begin anywhere: shifted tiles shared by blocks of the whole chip, if it holds them.
   std::optional<CudaPlan> plan_shifted_over_chip() const {
     if (bytes > 2 || view.shift <= view.tile || inner < 2 * view.shift) return {};
     const int vector = std::min(view.shift, 4);
@@ -89,21 +93,22 @@ struct ColumnPlanner : ColumnSpeed {
     const CudaPlan made = plan_grid(int(std::max<int64_t>(std::min(side, vectors + 1), 3)), vector, VecAccess::shifted);
     return made.tier == Tier::columns_twopass ? std::nullopt : std::optional(made);
   }
-  // Blocks of up to so many threads take lines of up to so many bytes, and each thread as many vectors as its columns
-  // need: in the registers of as few blocks as can hold them; where more are in shared memory, of any number of blocks.
+  // Tries lines of several lengths in bytes, and blocks of several sizes. A thread has as many vectors as its columns
+  // need. If registers hold all vectors, as few blocks as possible share a tile; if some are in shared memory, any
+  // number of blocks.
   template <class F>
   void for_each_tile(int vector, VecAccess access, F f) const {
     constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 40;
     const bool shift = access == VecAccess::shifted;
     const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * on_chip / 4);
-    // Gradients have no registers left for vectors in shared memory where 64 words are elements, nor where tiles are
-    // shifted.
+    // A gradient has no registers left for vectors in shared memory if 64 words are elements, or if tiles are shifted.
     const bool two = operands > 1;
     const bool takes_smem =
         vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated && !(two && shift);
     const int most_vecs = std::min(kMostVecs, (two && takes_smem ? 48 : 64) / vec_words);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
-    // Calls f for a plan of at most so many vectors in registers. Returns whether those are all.
+    // Calls f for a plan with at most `most_vecs` vectors of a thread in registers. Returns whether these are all its
+    // vectors.
     const auto try_it = [&](int across, int most_down, int blocks, int most_vecs) {
       int64_t each = ceil_div(n, int64_t(most_down) * blocks);
       const int down = int(std::min<int64_t>(up_to(ceil_div(n, each * blocks), period), most_down));
@@ -126,13 +131,13 @@ struct ColumnPlanner : ColumnSpeed {
       if (shift) across = std::max<int64_t>(across + 1, 3);
       for (const int threads : {64, 128, 256, 512}) {
         const int down = int(threads / across) / period * period;
-        // Half of what a multiprocessor has room for, only where columns are long.
+        // Blocks that take half of a multiprocessor are only for long columns.
         if (!down || (threads > 256 && n <= int64_t(down / 2) * most_cluster(gpu) * most_vecs)) continue;
         for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
           if (try_it(int(across), down, blocks, most_vecs)) break;
           if (blocks == most_cluster(gpu)) try_it(int(across), down, blocks, most_vecs / 2);
         }
-        // Read twice, by one block or by as many as multiprocessors are left.
+        // Tiles that are read twice, by one block each, or by as many blocks as fill the chip.
         if (threads == 512 && n > 4 * down) {
           const int vecs = std::min(16, 256 / (vector * on_chip)) / operands;
           CudaPlan twice = {Tier::columns_twopass, int(across), down, vecs * vector, vector, 1, 0, access};
@@ -145,13 +150,13 @@ struct ColumnPlanner : ColumnSpeed {
       }
     }
   }
-  // Calls f for plans of tiles in shared memory: whole slices, and lines of up to so many bytes.
+  // Calls f for plans of the tier columns_smem: slabs, and shifted tiles with lines of several lengths in bytes.
   template <class F>
   void for_each_smem_tile(F f) const {
-    constexpr int kVecBytes = 8, kLeast = 16;  // elements of a thread at least
+    constexpr int kVecBytes = 8, kLeast = 16;  // the fewest elements of a thread
     const auto try_it = [&](int across, int down, int vector, VecAccess access) {
       const int64_t cols = access == VecAccess::slab ? inner : int64_t(across) * vector;
-      const int most = across * down > 128 ? most_cluster(gpu) : 2;  // blocks of few threads are not shared by many
+      const int most = across * down > 128 ? most_cluster(gpu) : 2;  // at most two small blocks share a tile
       for (int blocks = 1; blocks <= std::min(most, most_cluster(gpu)); blocks *= 2) {
         const CudaPlan made = {Tier::columns_smem, across, down, kStageVecs * vector, vector, blocks, 0, access};
         if (vecs_in_smem(made) * vector < kLeast) break;
@@ -175,7 +180,7 @@ struct ColumnPlanner : ColumnSpeed {
   }
   VecAccess access_of(int vector) const { return inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated; }
 
-  // Slabs, or tiles of vectors that all lines begin with.
+  // The plan without a comparison: tiles if all lines begin with a vector (or nearly so), otherwise slabs.
   CudaPlan plan_in_place() const {
     if (!merges) return plan_pointwise();
     if (view.strided) {
@@ -195,7 +200,7 @@ struct ColumnPlanner : ColumnSpeed {
     }
     const int vector = view.slab;
     const VecAccess access = view.slab_whole ? VecAccess::slab_aligned : VecAccess::slab;
-    const int64_t useful = ceil_div(n * inner, turn * vector);  // as many turns are in all
+    const int64_t useful = ceil_div(n * inner, turn * vector);  // turns that a whole slab takes
     const int64_t turns =
         threads_of(turn, bytes == 4 && operands == 1 && !view.slab_whole ? 2 * kSlabThreads : kSlabThreads) / turn;
     const int across = int(turn * (turns < useful ? turns : useful));
@@ -203,17 +208,17 @@ struct ColumnPlanner : ColumnSpeed {
     return share(across, 1, vector, most, ahead ? kPrefetch : 0, access);
   }
 
-  // Vectors per thread that kernels of tiles are compiled for.
+  // Rounds up to the numbers of vectors per thread that kernels of tiles are compiled for.
   static int compiled_items(int64_t items) {
     return int(items <= 4 ? items : items <= 16 ? up_to(items, 2) : up_to(items, 4));
   }
 
-  // Whole slices through shared memory, in groups. None where a slice is too large.
+  // The tier columns_staged: groups of whole slices pass through shared memory. None if a slice is too large.
   std::optional<CudaPlan> plan_staged() const {
     constexpr int64_t kThreads = 512, kGroupsPerSm = 4, kMostTurns = 16, kMostBytes = 48 * 1024;
     if (!view.slices_follow || view.strided || (gradient && operands < 2)) return {};
     const int vector = staged_vector();
-    // A column in one thread needs no merge. (H200, 2026-11-26)
+    // The longest column that one thread takes alone, which needs no merge. (H200, 2026-11-26)
     const int64_t alone = bytes == 8     ? 16
                           : operands > 1 ? 32
                                          : 64,
@@ -230,7 +235,7 @@ struct ColumnPlanner : ColumnSpeed {
       const int64_t vecs = group * slice_vecs;
       for (int64_t turns = ceil_div(vecs, kThreads / down); turns <= vecs; ++turns) {
         const int64_t across = ceil_div(vecs, turns), threads = across * down;
-        // Where threads merge their states it is better that tiles have whole slices.
+        // If threads merge their states, tiles of whole slices are better.
         const double value = value_of_groups(vecs * down, turns, threads, turns * ceil_div(n, down) * vector,
                                              double(group * slice) / 1024) *
                              (down > 1 && across % slice_vecs ? 0.85 : 1);
@@ -243,7 +248,8 @@ struct ColumnPlanner : ColumnSpeed {
         if (turns > kMostTurns) break;
       }
     }
-    // Results need a place of their own if they do not begin at the same byte of a vector.
+    // Results replace the operand in shared memory if both are contiguous, have elements of one size and begin at the
+    // same byte of a vector. Otherwise they need memory of their own.
     const bool in_place = view.slab == view.full && step == n * inner && read == bytes && view.narrowest == bytes;
     const int64_t group = best.slices_per_group(), span = operands * count_span_bytes(group, step, read, kSliceGap),
                   own = in_place ? 0 : count_span_bytes(group, n * inner, bytes, kSliceGap),
@@ -254,17 +260,18 @@ struct ColumnPlanner : ColumnSpeed {
   }
 
  private:
-  // The columns that a thread takes from each line of a slice. Where columns are short more of them share what a thread
-  // does once. Pairs of a half type that are no words cost more the fewer are side by side. (H200, 2026-11-26)
+  // The adjacent columns that a thread takes. If columns are short, more of them share the work that a thread does
+  // once. Pairs of half elements that are not aligned to 4 bytes cost more, the fewer lie side by side. (H200,
+  // 2026-11-26)
   int staged_vector() const {
     if (bytes == 8 || (bytes == 4 && operands > 1)) return 1;
     if (bytes == 4) return n <= 32 ? 2 : 1;
     if (n < 8 && inner >= 32) return 4;
     return inner % 2 ? 1 : 2;
   }
-  // How good groups are, from 0 to 1: of `useful` threads in all turns, for `items` elements of a thread, in so many
-  // KB. Too few elements do not outweigh what is done once for a group; too many threads or bytes leave fewer groups on
-  // a multiprocessor.
+  // Rates groups of slices from 0 to 1. `useful`: threads with work, over all turns; `items`: elements of a thread;
+  // `size`: in KB. With too few elements, the work that is done once per group dominates. With too many threads or
+  // bytes, fewer groups fit on a multiprocessor.
   static double value_of_groups(int64_t useful, int64_t turns, int64_t threads, int64_t items, double size) {
     const auto within = [](double value, double low, double high, double power) {
       return std::pow(value < low ? value / low : value > high ? high / value : 1, power);
@@ -274,10 +281,10 @@ struct ColumnPlanner : ColumnSpeed {
   }
   static int64_t threads_of(int64_t turn, int64_t threads) { return turn < threads ? threads / turn * turn : turn; }
 
-  // The threads that take slabs of a half type which at most two blocks keep, each all of its elements at once. They
-  // compute exponentials while later vectors are on their way, most of which stay in shared memory (256 x 1000 x 7 x 7
-  // bfloat16: 6 vectors in registers .85 of a copy, 10 .81, 18 .82, through a ring with 4 .79, 12 .80; H200,
-  // 2026-11-23). 0 where blocks cannot keep them.
+  // The threads for slabs of a half type that one or two blocks can keep; 0 if they cannot. Each block loads all of its
+  // elements at once. Threads compute exponentials while later vectors are in flight, most of which stay in shared
+  // memory. (256 x 1000 x 7 x 7 bfloat16, as fractions of a copy's speed: 6 vectors in registers .85, 10 .81, 18 .82;
+  // through a ring, with 4 .79, 12 .80; H200, 2026-11-23.)
   int half_slab_threads(int64_t turn) const {
     if (bytes != 2 || operands != 1 || !view.slab_whole || view.slab != view.full || view.tile == view.full) return 0;
     for (const int64_t threads : {256, 512}) {
@@ -286,9 +293,10 @@ struct ColumnPlanner : ColumnSpeed {
     }
     return 0;
   }
-  // The plan of gradients of a half type in long slabs that are whole vectors although their lines are not: few vectors
-  // per thread, or as many as registers hold (256 x 1000 x 7 x 7 bfloat16 .84 of an add by 4 of 196 threads, .78 by 16
-  // of 98; 64 x 1000 x 14 x 14 .73 by 16, tiles of narrower vectors .69; H200, 2026-11-23).
+  // The plan of a gradient of a half type in long slabs that are whole vectors although their lines are not. A thread
+  // has few vectors, or as many as registers hold. (As fractions of an add's speed: 256 x 1000 x 7 x 7 bfloat16 .84
+  // with 4 vectors and 196 threads, .78 with 16 and 98; 64 x 1000 x 14 x 14 .73 with 16 vectors, .69 in tiles of
+  // narrower vectors; H200, 2026-11-23.)
   std::optional<CudaPlan> plan_half_gradient(int64_t turn) const {
     for (const auto& [threads, vecs] : {std::pair(224, 4), {128, 8}, {128, 16}}) {
       const int64_t across = threads_of(turn, threads), vectors = n * inner / view.slab;
@@ -304,14 +312,14 @@ struct ColumnPlanner : ColumnSpeed {
     return int(vecs <= 16 ? vecs : vecs <= 32 ? up_to(vecs, 2) : up_to(vecs, 4));
   }
 
-  // The most threads down a column so that each has two vectors at least.
+  // The most threads along a column such that each has at least two vectors.
   int most_down(int across, int threads) const {
     const int64_t useful = ceil_div(n, int64_t(2)), down = threads / across;
     return int(down < 1 ? 1 : down < useful ? down : useful);
   }
 
-  // Lanes of a warp go along the dim whose elements lie closest together in the tensor that dims are sorted by. (In
-  // the result of a reduction columns lie closer than in its input.)
+  // Threads side by side. The lanes of a warp go along the dim of the smallest stride, in the tensor that dims are
+  // sorted by. (In the result of a reduction, columns lie closer together than in its input.)
   int strided_across() const {
     const auto step = [](const TileDims& dims) {
       return dims.count ? std::llabs(dims.steps[0][dims.count - 1]) : INT64_MAX;
@@ -319,8 +327,7 @@ struct ColumnPlanner : ColumnSpeed {
     return step(view.tiles.outer) < step(view.tiles.reduced) ? int(inner < 32 ? inner : 32) : 1;
   }
 
-  // The gradient of logsumexp, which merges nothing: as many blocks as fill the chip, each of which takes its vectors
-  // one turn after another.
+  // The gradient of logsumexp, which merges nothing: as many blocks as fill the chip. Each takes its vectors in turns.
   CudaPlan plan_pointwise() const {
     const bool slab = !view.strided && view.slab > view.tile && view.turn(view.slab) <= kMaxTurn;
     const int vector = view.strided ? 1 : slab ? view.slab : view.tile;
@@ -349,7 +356,8 @@ struct ColumnPlanner : ColumnSpeed {
 
   const Entry& entry() const { return look_up(tables_of(gpu.name).of_columns(operands > 1, bytes == 2), n); }
 
-  // Tiles by a table entry; where no cluster holds what an entry of the tier columns is for, over the chip, or none.
+  // The plan of tiles by a table entry. If the entry has the tier columns and no cluster holds the columns, blocks of
+  // the whole chip share them (`over_chip`), or there is no plan.
   std::optional<CudaPlan> plan_tiles(const Entry& entry, bool over_chip) const {
     const int vector = view.tile;
     const VecAccess access = inner % vector == 0 ? VecAccess::aligned : VecAccess::predicated;
@@ -360,20 +368,20 @@ struct ColumnPlanner : ColumnSpeed {
     if (narrows() && entry.tile_vecs() >= kWide && wide < kFew * gpu.sm_count) side /= 2;
     const int across = fitting(side < entry.threads ? side : entry.threads, vectors);
     const bool takes_smem = vector * read >= 4 && (access == VecAccess::aligned || entry.smem_vecs == kPrefetch);
-    // A half type that the chip holds as a whole, one tile per multiprocessor.
+    // Columns of a half type that all fit on the chip at once, with one tile per multiprocessor.
     const int64_t tiles = ceil_div(vectors, int64_t(kAlone)) * outer_tiles();
     if (bytes == 2 && operands == 1 && vector == view.full && access == VecAccess::aligned && n > 1024 &&
         n <= kAloneMost && tiles <= gpu.sm_count && 4 * tiles > 3 * gpu.sm_count)
       return share(kAlone, 512 / kAlone, vector, 12, 20, access, over_chip);
     int vecs = entry.vecs_per_thread(), smem_vecs = entry.smem_vecs;
-    if (!takes_smem) {  // All vectors are in registers, of a half type as many as registers hold.
+    if (!takes_smem) {  // All vectors are in registers; for a half type, as many as fit there.
       if (bytes == 2 && vecs < most) vecs = vecs + smem_vecs < most ? vecs + smem_vecs : most;
       smem_vecs = 0;
     }
     return share(across, most_down(across, entry.threads), vector, vecs, smem_vecs, access, over_chip);
   }
 
-  // Up to so many threads side by side: fewer where that leaves none idle at the end of a line.
+  // The threads side by side: `side`, or up to a quarter fewer if then none is idle at the end of a line.
   static int fitting(int64_t side, int64_t vectors) {
     if (vectors <= side) return int(vectors);
     for (int64_t across = side; 4 * across >= 3 * side; --across) {
@@ -382,13 +390,13 @@ struct ColumnPlanner : ColumnSpeed {
     return int(side);
   }
 
-  // The vectors of a thread, if one block had all.
+  // The vectors of a thread if one block had a whole column or slab.
   int64_t need(int across, int down, int vector, VecAccess access) const {
     if (!is_slab(access)) return ceil_div(n, int64_t(down));
     return ceil_div(n * inner + (view.slab_begins ? 0 : vector - 1), int64_t(across) * vector);
   }
 
-  // The shared memory of a block for its tile: lines begin and end within vectors.
+  // Bytes of shared memory of a block for its tile (columns_smem). Its lines begin and end within vectors.
   int64_t smem_bytes(const CudaPlan& plan) const {
     const bool in_place =
         read == bytes && half_result == (bytes == 2) && (plan.is_shifted() ? view.shift : view.slab) == view.full;
@@ -396,7 +404,7 @@ struct ColumnPlanner : ColumnSpeed {
     const auto span = [&](int size) { return pieces * (width * size + (plan.is_shifted() ? 64 : 0)) + 160; };
     return operands * span(read) + (in_place ? 0 : span(bytes));
   }
-  // The shared memory of a block for vectors, without what it reduces columns in at most.
+  // Bytes of shared memory that a block has for vectors: all but the most that the reduction of columns needs.
   int64_t smem_room(const CudaPlan& plan, int64_t cols) const {
     const int64_t parts = int64_t(plan.max_threads()) * plan.vec_size / cols;
     return gpu.shared - kColumnStatic -
@@ -404,8 +412,9 @@ struct ColumnPlanner : ColumnSpeed {
                               bytes == 8 ? 8 : 4, gradient, numbers_per_partial(plan, half_result, gradient));
   }
 
-  // Columns in as few blocks as hold them; where those are too many for a cluster, over the chip, or none. A thread has
-  // up to `vecs` vectors in registers and `smem_vecs` in shared memory.
+  // Columns in as few blocks as hold them. If these are too many for a cluster, blocks of the whole chip share the
+  // columns (`over_chip`), or there is no plan. A thread has up to `vecs` vectors in registers and `smem_vecs` in
+  // shared memory.
   std::optional<CudaPlan> share(int across, int down, int vector, int vecs, int smem_vecs, VecAccess access,
                                 bool over_chip) const {
     const bool prefetches = smem_vecs == kPrefetch;
@@ -425,7 +434,8 @@ struct ColumnPlanner : ColumnSpeed {
     return *share(across, down, vector, vecs, smem_vecs, access, true);
   }
 
-  // Columns over the chip: as many blocks per tile as multiprocessors are left, which merge through memory.
+  // Columns over the chip: multiprocessors are divided evenly among tiles, and the blocks of a tile merge through
+  // memory.
   CudaPlan plan_grid(int across, int vector, VecAccess access) const {
     const bool slab = is_slab(access), takes_smem = access != VecAccess::predicated && access != VecAccess::slab &&
                                                     access != VecAccess::strided && vector * read >= 4;
@@ -441,8 +451,8 @@ struct ColumnPlanner : ColumnSpeed {
         down =
             access == VecAccess::shifted ? std::max(threads / across / period, 1) * period : most_down(across, threads);
     };
-    // The first attempts have many threads, which work on what has come while more is on its way, and no more vectors
-    // in shared memory than in registers.
+    // The first two attempts keep few vectors in shared memory, so that columns have many threads, which work on what
+    // has arrived while more is in flight.
     for (const int attempt : {0, 1, 2, 3}) {
       const int64_t most_places = attempt < 2 ? (operands > 1 ? kFewSmemVecs : kGridVecs) : kMaxSmemVecs;
       const int threads = attempt % 2 == (access == VecAccess::strided) ? 512 : 256;
@@ -466,7 +476,7 @@ struct ColumnPlanner : ColumnSpeed {
       }
       made.items_per_thread = int(in_registers) * vector;
       made.blocks_per_row = int(blocks), made.smem_vecs = int(in_smem);
-      if (blocks == 1) made.tier = Tier::columns;  // without clusters: a block that holds them needs no other
+      if (blocks == 1) made.tier = Tier::columns;  // without clusters: one block holds the columns alone
       return made;
     }
     shape(512);
@@ -474,11 +484,11 @@ struct ColumnPlanner : ColumnSpeed {
     return {Tier::columns_twopass, across, down, 8 / operands * vector, vector, blocks, 0, access};
   }
 
-  // Of columns that go over the chip: the vectors of a thread in registers, and at most in shared memory.
+  // For columns over the chip: the vectors of a thread in registers, and the most in shared memory.
   static constexpr int kGridVecs = 8;
   static constexpr int64_t kMaxSmemVecs = 48, kFewSmemVecs = 12;
-  // The vectors of a thread that shared memory has at least, as all come through it (column_online.cuh): as many are on
-  // their way.
+  // The fewest vectors of a thread in shared memory, if there are any. All vectors pass through shared memory
+  // (column_online.cuh), so this is also how many are in flight.
   static constexpr int64_t kRing = 8;
 };
 
@@ -489,13 +499,13 @@ inline ColumnPlanner column_planner(const ColumnView& view, const Gpu& gpu, cons
   const int operands = gradient && merges && !grad_is_broadcast_in_tile(problem) ? 2 : 1;
   const bool half_result = written == 2;
   const bool early = !gradient && half_result && !reduction && problem.function != Function::log_softmax && !is_scored;
-  // Scores wait in the type that they are computed in.
+  // Scores are kept on the chip in the type in which they are computed.
   const int on_chip = !is_scored || gradient ? read : problem.out_type() == DType::float64 ? 8 : 4;
   return {{view, gpu, operands, reduction || read > written ? read : written, read, merges, gradient, half_result,
            early, on_chip}};
 }
 
-// The plan of a problem of no more dims than kernels take, of rows or of columns in place.
+// The plan of a problem, for the kernels of rows or of columns. It has no more dims than kernels take (fits_tiles).
 inline CudaPlan plan_cuda(const Problem& problem, const Gpu& gpu, bool invariant = false) {
   if (problem.has_rows()) return plan_rows(problem, gpu, invariant);
   ColumnView view = column_view(problem);

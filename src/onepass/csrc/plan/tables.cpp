@@ -1,5 +1,5 @@
-// tables.cpp: the tables of each GPU: those that `onepass tune` has made, else the built-in ones. An entry is validated
-// when it is set; validate.h validates single plans.
+// tables.cpp: the tables of each GPU: set by `onepass tune`, or else the built-in ones. An entry is validated when it
+// is set; validate.h validates single plans.
 #include "tables.h"
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 using Registry = std::map<std::string, Tables, std::less<>>;  // by the name of the GPU
 std::atomic<const Registry*> registry{nullptr};  // replaced as a whole, never freed: a call may be reading one
 
-// The vectors per thread that kernels of columns are compiled for at most.
+// The most vectors per thread that kernels of columns are compiled for.
 constexpr int kMaxVecs = 24, kMaxGradientVecs = 16;
 
 std::string validate_column_entry(const Entry& entry, bool gradient) {

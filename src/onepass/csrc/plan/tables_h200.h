@@ -1,4 +1,4 @@
-// tables_h200.h: the tables that come with onepass. scripts/tables_to_cpp.py writes what is between the marks, from a
+// tables_h200.h: the tables that come with onepass. scripts/tables_to_cpp.py writes the text between the marks, from a
 // file that `onepass tune --out` wrote.
 #pragma once
 
@@ -111,8 +111,8 @@ inline const Tables& built_in() {
   return tables;
 }
 
-// Gradients of rows, which keep two operands; items_per_thread: of each operand. Measured on NVIDIA H200, 2026-11-22
-// (benchmarks/results/sweep-backward-h200-2026-11-22.json).
+// For gradients of rows, which keep two operands. items_per_thread counts elements of each operand. Measured on NVIDIA
+// H200, 2026-11-22 (benchmarks/results/sweep-backward-h200-2026-11-22.json).
 inline const std::vector<Entry>& built_in_rows_backward(bool half) {
   constexpr int kWarp = int(Tier::warp), kBlock = int(Tier::block), kCluster = int(Tier::cluster),
                 kGrid = int(Tier::grid);
@@ -135,7 +135,7 @@ inline const std::vector<Entry>& built_in_rows_backward(bool half) {
   return half ? of16 : of32;
 }
 
-// The table of rows that lie one after another and are no whole vectors. Measured on NVIDIA H200, 2026-11-26
+// For gradients of rows that lie one after another and are not whole vectors. Measured on NVIDIA H200, 2026-11-26
 // (benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 inline const std::vector<Entry>& built_in_unaligned_rows_backward(bool half) {
   constexpr int kStaged = int(Tier::staged);

@@ -1,5 +1,5 @@
-// validate.h: whether numbers that a caller gives are a plan, and whether a plan can serve a problem. A fault says what
-// is wrong, in words that an error message ends with. Pure: no torch, no CUDA.
+// validate.h: whether the numbers that a caller gives are a valid plan, and whether a plan can serve a problem. A Fault
+// says what is wrong, in words that end an error message. Pure: no torch, no CUDA.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace onepass {
 
 using Fault = std::optional<std::string>;
 
-// The numbers of a plan by themselves, before it is known what it is to serve.
+// Checks the numbers of a plan by themselves, without a problem.
 inline Fault validate(const CudaPlan& plan) {
   const Tier tier = plan.tier;
   const VecAccess access = plan.access;
@@ -91,14 +91,14 @@ inline Fault validate(const CudaPlan& plan) {
   return {};
 }
 
-// A plan from its numbers, in the order of CudaPlan. Numbers that no int holds become the nearest one, which is as
-// wrong.
+// A plan from its numbers, in the order of CudaPlan. A number that no int holds becomes the nearest int, which is not
+// valid either.
 inline CudaPlan make_plan(const std::vector<int64_t>& numbers) {
   const auto number = [&](size_t i) { return int(std::clamp<int64_t>(numbers[i], INT32_MIN, INT32_MAX)); };
   return {Tier(number(0)), number(1), number(2), number(3), number(4), number(5), number(6), VecAccess(number(7))};
 }
 
-// A plan that a caller gives; throws where a number is wrong.
+// A plan that a caller gives. Throws if a number is wrong.
 inline CudaPlan parse_plan(const std::vector<int64_t>& numbers) {
   if (numbers.size() != 8) {
     throw std::runtime_error(
@@ -110,7 +110,7 @@ inline CudaPlan parse_plan(const std::vector<int64_t>& numbers) {
   return plan;
 }
 
-// A plan of sound numbers for a problem of rows.
+// Checks a plan whose numbers are valid by themselves for a problem that the kernels of rows take.
 inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   const auto text = [](int64_t number) { return std::to_string(number); };
   const Tier tier = plan.tier;
@@ -173,7 +173,7 @@ inline Fault validate_rows(const CudaPlan& plan, const Problem& problem, const G
   return {};
 }
 
-// A plan of sound numbers for a problem whose rows are not one piece of memory each.
+// The same for a problem that the kernels of columns take.
 inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   const auto with = [](const char* words, int64_t number) { return words + std::to_string(number); };
   const ColumnView view = column_view(problem, plan);
@@ -225,7 +225,7 @@ inline Fault validate_columns(const CudaPlan& plan, const Problem& problem, cons
   return {};
 }
 
-// Whether a plan of sound numbers can serve a problem on a GPU.
+// Whether a plan whose numbers are valid by themselves can serve a problem on a GPU.
 inline Fault validate(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   return problem.has_rows() ? validate_rows(plan, problem, gpu) : validate_columns(plan, problem, gpu);
 }
