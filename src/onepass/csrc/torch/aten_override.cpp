@@ -1,23 +1,24 @@
-// aten_override.cpp: the kernels with which onepass computes aten's operators of the family while onepass.patch() is
-// on.
+// aten_override.cpp: the kernels by which onepass computes aten's softmax operators while onepass.patch() is on.
 //
-// A kernel here is called below autograd, with the arguments of its aten operator, and gives a contiguous result as
-// torch's does. The kernels are installed once and stay: the dispatcher replaces an entry by more than one store and
-// has no lock for those who read it, so removing a kernel may crash its callers. A flag switches them on and off.
+// A kernel here is called below autograd, with the arguments of its aten operator. It returns a contiguous result, as
+// torch does. Kernels are installed once and never removed: the dispatcher replaces an entry by more than one store,
+// without a lock for readers, so removing a kernel may crash its callers. A flag switches the kernels on and off.
 //
-// While they are off, the operator's variant with an `out`, which is not overridden and ends in the same code, computes
-// torch's own result. Calls that it does not take, or onepass does not, go to a private operator of the same arguments
-// and the reason. Its kernel in Python counts the call and calls the kernel that was there before.
+// While they are off, a kernel calls the `out` variant of its operator, which is not overridden, ends in the same code
+// and so computes torch's own result. A call that the variant or onepass does not take goes to a private operator, with
+// the same arguments and the reason. The private operator's kernel is in Python: it counts the call and calls the
+// kernel that was there before.
 #include <atomic>
 #include <exception>
 
 #include "../capi/c_api.h"
 #include "operators.h"
 
-// A C function of libtorch gives a code for an error: that it was an IndexError, say, is lost. libtorch_python has an
-// exception class for errors whose Python type the thrower chooses. It is recognised by its name, and asked by two
-// virtual functions, both ours here: nothing is linked, no member shared. A torch that has no such class takes this for
-// the std::exception that it also is, and raises RuntimeError with the same words.
+// A C function of libtorch returns an error code: that the error was an IndexError, for example, is lost.
+// libtorch_python has an exception class for errors whose thrower chooses the Python type. It is recognised by its
+// name, and read by two virtual functions. Our class has both the name and the functions, so nothing is linked and no
+// member is shared. A torch without such a class catches the std::exception that ours also is, and raises RuntimeError
+// with the same words.
 namespace torch {
 
 struct PyTorchError : std::exception {
@@ -32,14 +33,12 @@ namespace {
 
 using stable::StableLibrary;
 
-// A call of an operator of aten, made of the arguments on the dispatcher's stack. It takes ownership of none of them.
-
 // Which calls are taken -----------------------------------------------------------------------------------------------
 
-// Why torch computes a call, as _REASONS in Python numbers it.
+// Why torch computes a call. _REASONS in Python has the same numbers.
 enum class Reason : int64_t { off, arguments, dtype, engine, out, memory, error, none };
 
-// Whether an engine serves the tensor's device. Only Python knows that of a GPU, and is asked once per device.
+// Whether an engine serves the tensor's device. For a GPU only Python knows this, and is asked once per device.
 bool has_engine(const TensorRef& x) {
   static std::atomic<uint64_t> with{0}, without{0};
   if (!x.is_cuda()) return true;
@@ -55,7 +54,7 @@ bool has_engine(const TensorRef& x) {
 
 Reason find_reason(const TensorRef& x, const std::optional<DType>& type, const int64_t* dims, int count) {
   if (!type) return Reason::dtype;
-  if (x.rank > kMaxDims) return Reason::error;  // before anything is put into an array of so many
+  if (x.rank > kMaxDims) return Reason::error;  // before anything is written to an array of kMaxDims
   const int64_t bound = x.rank ? x.rank : 1;
   for (int i = 0; i < count; ++i) {
     if (dims[i] < -bound || dims[i] >= bound) return Reason::arguments;
@@ -66,7 +65,7 @@ Reason find_reason(const TensorRef& x, const std::optional<DType>& type, const i
   return Reason::none;
 }
 
-// The functions whose calls are counted, as reports have them.
+// The functions whose calls are counted, in the order of the reports.
 enum Counted { kSoftmax, kLogSoftmax, kLogSumExp, kSoftmaxBackward, kLogSoftmaxBackward, kCountedCalls };
 
 // Helpers -------------------------------------------------------------------------------------------------------------
@@ -91,7 +90,8 @@ AtenTensorHandle call_out_variant(const std::string& name, StableIValue (&argume
 
 // The calls -----------------------------------------------------------------------------------------------------------
 
-// The arguments are
+// The members of a call that `kernel` needs, read from the arguments on the dispatcher's stack. The call takes
+// ownership of no argument. The arguments are
 //   (Tensor self, int dim, bool half_to_float) of softmax and log_softmax,
 //   (Tensor self, int dim, ScalarType? dtype, Tensor out) of the same with `out`, and
 //   (Tensor self, int[1] dim, bool keepdim) of logsumexp.
@@ -128,7 +128,7 @@ struct Forward {
       dims[0] = stable::to<int64_t>(stack[1]);
       if (kHasOut && stack[2] != stable::from(std::nullopt)) {
         result_type = dtype_or_none(stable::to<ScalarType>(*stable::to<StableIValue*>(stack[2])));
-      } else if (!kHasOut && stable::to<bool>(stack[2])) {  // torch widens float16 alone, and on CUDA alone
+      } else if (!kHasOut && stable::to<bool>(stack[2])) {  // torch widens only float16, and only on CUDA
         const bool widens = x.is_cuda() && type == DType::float16;
         result_type = widens ? std::optional(DType::float32) : std::nullopt;
       }
@@ -165,7 +165,7 @@ struct Forward {
     }
   }
 
-  // torch's own result, of a call that onepass would take.
+  // Computes torch's own result, for a call that onepass could take.
   AtenTensorHandle compute_by_torch() const {
     StableIValue arguments[] = {stable::from(new_reference(x)), stack[1], stack[2], 0};
     if constexpr (is_reduction(function)) {
@@ -178,7 +178,7 @@ struct Forward {
     return call_out_variant(aten, arguments, empty_result());
   }
 
-  // Once there is a result: frees the arguments that are no tensors, but have memory of their own.
+  // Frees the arguments that own memory and are not tensors. Called once there is a result.
   void free_arguments() const {
     if constexpr (is_reduction(function)) check_torch(torch_delete_list(list()));
     if constexpr (kHasOut) stable::to<std::optional<ScalarType>>(stack[2]);
@@ -193,8 +193,9 @@ struct Forward {
     return empty_contiguous(shape.rank, shape.sizes, *result_type, x);
   }
 
-  // Whether the call begins with a contiguous copy. On the CPU rows that lie flat are read as they are, in 0.4 to 0.7
-  // of the time. For other layouts the copy pays: it takes 0.35 to 0.55 of the time of reading them as they are.
+  // Whether the call first copies the input to a contiguous tensor. On the CPU, rows of unit stride are read in place,
+  // which takes 0.4 to 0.7 of the time. For other layouts the copy pays: the call takes 0.35 to 0.55 of the time
+  // without a copy.
   bool begins_with_copy() const {
     if (x.is_contiguous()) return false;
     if (x.is_cuda()) return true;
@@ -229,7 +230,7 @@ struct Backward {
     if (grad.dtype_code() != x.dtype_code() || !grad.has_sizes(x.sizes, x.rank) || !x.is_on_device_of(grad)) {
       return Reason::arguments;
     }
-    // torch takes another dtype of the input on CUDA alone, and none but this; on a CPU it may not even look at it.
+    // The only other input_dtype that torch takes is this one, on CUDA. On a CPU it may not even look at the argument.
     const bool narrows = x.is_cuda() && type == DType::float32 && result_type == DType::float16;
     if (type && result_type != type && !narrows) return Reason::arguments;
     return onepass::find_reason(x, type, &dim, 1);
@@ -268,14 +269,14 @@ class PythonError final : public torch::PyTorchError {
 
 std::atomic<int64_t> calls_computed[kCountedCalls];
 std::atomic<bool> is_on{false};
-// Whether the kernels that ours override are torch's, of the CPU and of CUDA.
+// Whether the kernels that ours override are torch's own: on the CPU, and on CUDA.
 bool overrides_torch[2];
 
-// The error of torch's own kernel in this thread; no type where it gave a result.
+// The error that torch's own kernel raised in this thread. The type is null if it returned a result.
 thread_local void* error_type = nullptr;
 thread_local std::string error_text;
 
-// Calls the private operator that stands for an operator of aten, whose kernel is in Python.
+// Calls the private operator that corresponds to an operator of aten. Its kernel is in Python.
 StableIValue call_python(const std::string& name, const char* overload, Reason reason, const StableIValue* stack,
                          uint64_t count) {
   StableIValue arguments[6] = {stable::from(int64_t(reason))};
@@ -317,7 +318,7 @@ void kernel(StableIValue* stack, uint64_t count, uint64_t) {
       stack[0] = stable::from(result);
       return;
     }
-  } catch (const std::exception&) {  // such as out of memory: torch raises what its users catch
+  } catch (const std::exception&) {  // out of memory, for example: torch then raises what its users catch
     reason = Reason::error;
   }
   stack[0] = call_python(Call::name(), Call::kOverload, reason, stack, count);
@@ -351,8 +352,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
 
 }  // namespace onepass
 
-// Installs the kernels of the CPU and, where `cuda`, of CUDA; once in a process. The others tell whether the kernels
-// that were there are torch's.
+// Installs the kernels for the CPU and, with `cuda`, for CUDA; once per process. The other flags say whether the
+// overridden kernels are torch's own.
 ONEPASS_API int onepass_patch_install(bool cuda, bool torch_on_cpu, bool torch_on_cuda, char* text, int64_t size) {
   using namespace onepass;
   return return_text(text, size, [&] {
@@ -364,19 +365,20 @@ ONEPASS_API int onepass_patch_install(bool cuda, bool torch_on_cpu, bool torch_o
   });
 }
 
-// Has onepass compute the calls from now on, or torch.
+// From now on, onepass (true) or torch (false) computes the calls.
 ONEPASS_API void onepass_patch_switch(bool to) { onepass::is_on = to; }
 
-// How many calls of each function onepass computed since the start of the process.
+// How many calls of each function onepass has computed since the start of the process.
 ONEPASS_API void onepass_patch_served(int64_t* counts) {
   for (int i = 0; i < onepass::kCountedCalls; ++i)
     counts[i] = onepass::calls_computed[i].load(std::memory_order_relaxed);
 }
 
-// Counts one more call of a function, which Python computed.
+// Counts one more call of a function, one that was computed from Python.
 ONEPASS_API void onepass_patch_count(int function) { ++onepass::calls_computed[function]; }
 
-// Has the kernel of this thread that called torch's own raise its error: a Python type, which must live on.
+// Makes the kernel that called torch's own in this thread raise this error. `type`: a Python type, which must stay
+// alive.
 ONEPASS_API void onepass_patch_raised(void* type, const char* words) {
   onepass::error_type = type;
   onepass::error_text = words;

@@ -1,5 +1,5 @@
-// broadcast_sum.cpp: the operator of sums over the dims that a tensor was broadcast along. It answers whether the
-// engine has a kernel for the layout, and has then made them.
+// broadcast_sum.cpp: the operator that sums over the dims along which a tensor was broadcast. It returns whether the
+// engine has a kernel for the layout. If it has, the sums have been computed.
 #include "../core/sum_problem.h"
 #include "operators.h"
 
@@ -7,8 +7,8 @@ namespace onepass {
 
 namespace {
 
-// (input, out, divisor), where out broadcasts to the input and lies anyhow. The input has neighbours in memory that
-// belong to one sum, or to neighbouring ones.
+// (input, out, divisor). out broadcasts to the input and has any strides. There is a kernel if adjacent elements of the
+// input belong to one sum, or to neighbouring sums.
 void run_sum_to(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef &x = *given.take_tensor(), &y = *given.take_tensor();

@@ -1,4 +1,4 @@
-// dispatch.cpp: from checked tensors to a problem, and on to the engine of their device.
+// dispatch.cpp: makes a problem from checked tensors, and runs it on the engine of their device.
 #include <atomic>
 #include <limits>
 #include <mutex>
@@ -27,8 +27,8 @@ void run_cpu(const Problem& problem) {
                        [](int64_t count, int64_t grain_size, auto&& work) { run_parallel(count, grain_size, work); });
 }
 
-// Batch-invariant calls have contiguous rows: the bits of a row follow from how it is computed, and that from its
-// layout.
+// In the batch-invariant mode rows are contiguous, gathered if necessary: the bits of a row depend on how it is
+// computed, which depends on its layout.
 bool is_gathered_on_cpu(const Problem& problem) {
   return batch_invariant() && !problem.has_rows() && problem.layout.n > 0;
 }
@@ -44,8 +44,8 @@ Layout layout_of(const TensorArgs& args, bool contiguous) {
   return make_forward_layout(x.rank, x.sizes, x.strides, y_strides, args.dims.reduced, args.is_reduction());
 }
 
-// Copies x to y, of the same shape, with the dims in the order of y's strides. torch copies to a contiguous tensor by
-// tiles, but to the same memory seen as transposed element by element, which takes five times as long.
+// Copies x to y, which has the same shape, with the dims sorted by the strides of y. torch copies to a contiguous
+// tensor in tiles. To a transposed view of that tensor it copies element by element, which takes five times as long.
 void copy_in_order(const TensorRef& y, const TensorRef& x) {
   int order[kMaxDims];
   std::iota(order, order + y.rank, 0);
@@ -59,7 +59,8 @@ void copy_in_order(const TensorRef& y, const TensorRef& x) {
   check_torch(aoti_torch_copy_(to.get(), from.get(), 0));
 }
 
-// Fills the result of a reduction of no elements: the maximum of nothing and log(0) are -inf; the sum of a state is 0.
+// Fills the result of a reduction over no elements with -inf: the maximum of nothing, and log(0). The sum of a state is
+// 0.
 void fill_with_nothing(Function function, const TensorRef& y) {
   Tensor fill(new_reference(y));
   if (traits_of(function).leading_planes) {
@@ -80,13 +81,13 @@ void take_scale_as_number(ScoredProblem& problem) {
   problem.data[kScale] = nullptr;
 }
 
-// Whether the gradient of scores is that of rows without any times a number, or a scale per row.
+// Whether the gradient of a scored problem is a plain gradient of rows, times a number or a scale per row.
 bool is_plain_gradient(const ScoredProblem& problem) {
   const bool marks_empty = problem.function == Function::log_softmax && problem.empty_is_zero;
   return problem.is_backward() && !is_reduction(problem.function) && problem.softcap == 0 && !problem.has(kMask) &&
          !problem.has_window() && !marks_empty && cpu_fuses_backward(problem.function, problem.in, problem.out);
 }
-// Returns false where tiles would have to take a scale per row.
+// Returns false if the route is `tiles` and there is a scale per row, which tiles do not take.
 bool run_plain_gradient(const ScoredProblem& scored) {
   constexpr ScoredTensor kBy[] = {kResult, kInput, kGradOf, kScale};
   constexpr int kScales = kLse;
@@ -158,7 +159,7 @@ void run_divergence_cpu(const DivergenceProblem& problem) {
 
 namespace {
 
-// The items of the longest segment. Throws where the offsets, or the order, are none.
+// Checks the offsets and the order: throws if they are not valid. Returns the number of items of the longest segment.
 int64_t check_segments(const SegmentProblem& p) {
   constexpr int64_t kPart = 1 << 16;
   const int64_t first = p.offset(0), last = p.offset(p.segments);
@@ -215,7 +216,7 @@ void run_segments_cpu(const SegmentProblem& problem) {
   if (problem.is_backward() || !problem.is_reduction()) run_phase(CpuPhase::finish);
 }
 
-// `contiguous`: input and result both are.
+// `contiguous`: whether both input and result are contiguous.
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan) {
   const TensorRef &x = *args.tensors[kX], &y = *args.tensors[kY];
   if (y.numel() == 0) return;
@@ -234,13 +235,13 @@ void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contig
   if (!x.is_cuda() && !args.is_reduction() && problem.layout.view == View::strided) {
     const Copied what = copied(problem.layout, layout_of(with(x, x), false), layout_of(with(y, y), false));
     if (what == Copied::input) {
-      copy_in_order(y, x);  // which rounds to the type of the result, as the problem has to do first
+      copy_in_order(y, x);  // this rounds to the type of the result, as the problem has to do first
       return run_forward(with(y, y), y_type, y_type, y.is_contiguous(), plan);
     }
     if (what == Copied::result) {
       const OwnedTensor owned = empty_like(x, y_type, false);
       const TensorRef result(owned.get());
-      // For an expanded input it may have yet another layout.
+      // For an expanded input, the layout of this result may differ from that of the input.
       if (const Layout layout = layout_of(with(x, result), false);
           layout.has_unit_rows() || layout.view == View::columns) {
         run_forward(with(x, result), x_type, y_type, false, plan);
@@ -261,7 +262,7 @@ void run_backward(const TensorArgs& args, DType result_type, DType dx_type, cons
   const TensorRef& dx = *args.tensors[kDx];
   if (dx.numel() == 0) return;
   if (!dx.is_cuda() && !cpu_fuses_backward(args.function, result_type, dx_type)) {
-    // Rare pairs of types: the operands are cast to a type that holds both, and so is the result, if need be.
+    // Rare pairs of types: the operands are cast to a type that holds both. If necessary, so is the result.
     const bool doubles = result_type == DType::float64 || dx_type == DType::float64;
     const DType wide = doubles ? DType::float64 : DType::float32;
     const OwnedTensor saved = cast(*args.tensors[kSaved], wide), grad = cast(*args.tensors[kGrad], wide);

@@ -1,5 +1,5 @@
-// divergence.cpp: the operators of divergences. They answer whether an engine has a kernel for the call, and have then
-// computed it; otherwise plain arithmetic does (loss_arithmetic.py).
+// divergence.cpp: the operators of divergences. They return whether an engine has a kernel for the call. If it has, the
+// result has been computed; otherwise plain torch arithmetic computes it (loss_arithmetic.py).
 #include "../core/divergence_problem.h"
 
 #include "operators.h"
@@ -8,7 +8,7 @@ namespace onepass {
 
 namespace {
 
-// Fills in what both directions share, and runs the problem.
+// Sets the members that both directions share, and runs the problem.
 bool run(DivergenceProblem& problem, const TensorRef* const (&tensors)[DivergenceProblem::kTensors],
          StackArguments& given) {
   const TensorRef &x = *tensors[0], &y = *tensors[1];

@@ -1,4 +1,4 @@
-// gathered_rows.h: tensors of any layout as contiguous rows: copied, computed there, and the result copied back.
+// gathered_rows.h: computes tensors of any layout as contiguous rows: copies them to rows, and copies the result back.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace onepass {
 
-// A tensor of a problem with its dims in another order: leading planes, outer dims, reduced dims. `is_one_per_row`: of
-// the reduced dims only the first element.
+// A tensor of a problem with its dims in another order: leading planes, outer dims, reduced dims. With `is_one_per_row`
+// it has only the first element along the reduced dims.
 struct Reordered {
   const TensorRef& tensor;
   int64_t sizes[kMaxDims + 1], strides[kMaxDims + 1];
@@ -44,7 +44,7 @@ inline Layout rows_of(const Layout& of, const bool* is_one_per_row) {
   return layout;
 }
 
-// Copies the tensors to contiguous rows, calls run(problem of these), and copies the result back.
+// Copies the operands to contiguous rows, calls run(the problem of these rows), and copies the result back.
 template <class Run>
 void run_gathered(const Problem& problem, const TensorArgs& args, Run run) {
   std::optional<OwnedTensor> rows[kMaxTensors], result;
@@ -56,7 +56,7 @@ void run_gathered(const Problem& problem, const TensorArgs& args, Run run) {
     if (problem.is_backward() && t == kGrad && !is_one_per_row[t]) {
       int64_t strides[kMaxDims];
       args.get_strides(t, strides);
-      is_one_per_row[t] = true;  // where it is broadcast along all reduced dims
+      is_one_per_row[t] = true;  // if it is broadcast along all reduced dims
       for (int i = 0; i < args.like().rank; ++i)
         is_one_per_row[t] &= !args.dims.reduced[i] || args.like().sizes[i] == 1 || strides[i] == 0;
     }

@@ -1,5 +1,5 @@
-// loss.cpp: the operators of losses. They answer whether an engine has a kernel for the call, and have then computed
-// it; otherwise plain arithmetic does (loss_arithmetic.py).
+// loss.cpp: the operators of losses. They return whether an engine has a kernel for the call. If it has, the result has
+// been computed; otherwise plain torch arithmetic computes it (loss_arithmetic.py).
 #include "../core/loss_problem.h"
 
 #include "operators.h"
@@ -10,8 +10,8 @@ namespace {
 
 const void* data_of(const TensorRef* tensor) { return tensor ? tensor->data() : nullptr; }
 
-// The sums on the CPU, of A's in doubles, in several numbers that need not wait for each other; those of doubles by
-// Kahan.
+// Adds up the losses of rows, and the weights of their classes, on the CPU. Losses of type A are added as doubles, in
+// several sums that need not wait for each other. Losses that are doubles are added by Kahan's summation.
 template <class A>
 void add_up(const LossProblem& problem, const LossResult& loss) {
   constexpr int kSums = 16;
@@ -45,7 +45,7 @@ void add_up(const LossProblem& problem, const LossResult& loss) {
   *static_cast<A*>(loss.result) = A(loss.is_mean ? sums[0] / weights : sums[0]);
 }
 
-// Fills in what both directions share, and runs the problem.
+// Sets the members that both directions share, and runs the problem.
 bool run(LossProblem& problem, const LossResult& loss, const TensorRef& x, const TensorRef* dx, const TensorRef* index,
          StackArguments& given) {
   const int dim = int(given.take<int64_t>());

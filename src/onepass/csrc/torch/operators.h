@@ -1,4 +1,5 @@
-// operators.h: what the operators of ops.cpp and of aten_override.cpp share, and what runs them.
+// operators.h: what the files with operators share: the shape of a result, the arguments on the dispatcher's stack, and
+// the functions that run problems.
 #pragma once
 
 #include <deque>
@@ -12,7 +13,7 @@
 
 namespace onepass {
 
-// The shape of a forward's result. Its arrays are as long as they may get: a walk to the heap takes longer.
+// The shape of a forward's result. The array has room for the most dims: an allocation on the heap would take longer.
 struct ResultShape {
   int rank = 0;
   int64_t sizes[kMaxDims + 1];
@@ -33,7 +34,8 @@ struct ResultShape {
 using MaybeTensor = std::optional<Tensor>;
 using MaybeInt = std::optional<int64_t>;
 
-// The arguments on the dispatcher's stack, taken one after another. Those that own something are kept.
+// The arguments on the dispatcher's stack, taken one after another. Arguments that own something stay alive with this
+// object.
 class StackArguments {
  public:
   explicit StackArguments(const StableIValue* stack) : next_(stack) {}
@@ -58,13 +60,13 @@ class StackArguments {
   std::deque<TensorRef> refs_;
 };
 
-// Compute a forward, or a gradient, whose tensors are checked and all there (dispatch.cpp). A CUDA problem may bring
-// its plan.
+// Compute a forward, or a gradient (dispatch.cpp). All tensors exist, also the result, and have been checked. A CUDA
+// problem may be given its plan.
 void run_forward(const TensorArgs& args, DType x_type, DType y_type, bool contiguous, const CudaPlan* plan = nullptr);
 void run_backward(const TensorArgs& args, DType result_type, DType dx_type, const CudaPlan* plan = nullptr);
 
-// Where the sum or the mean of the losses of a cross-entropy goes, if that is asked for, and the sum of the weights of
-// their classes.
+// Where to write the sum or the mean of the losses of a cross-entropy, and the sum of the weights of their classes.
+// Null if they are not asked for.
 struct LossResult {
   void *result, *total;
   bool is_mean;
@@ -72,34 +74,34 @@ struct LossResult {
 
 namespace cuda {
 
-// Runs a problem whose result is not empty. Rows of unit stride go to the kernels of rows, other layouts to those of
-// columns. Of more dims than those take, and in the batch-invariant mode, the tensors `args` are gathered: copied to
-// rows, and the result copied back. A plan that is given is taken; an error says why it cannot be.
+// Runs a problem whose result is not empty. Rows of unit stride go to the kernels of rows, other layouts to the kernels
+// of columns. If there are more dims than these take, and in the batch-invariant mode, the tensors `args` are gathered:
+// copied to rows, and the result is copied back. If a plan is given it is used, or an error says why it cannot be.
 void run(const Problem& problem, const TensorArgs& args, const CudaPlan* plan);
-// Runs a problem of scores, of an input like `like`; false where there is no kernel for the problem.
+// Runs a scored problem on the device of `like`; false if there is no kernel for it.
 bool run_scored(const ScoredProblem& problem, const TensorRef& like);
-// Runs a problem of losses; false where there is no kernel for it.
+// Runs a problem of losses; false if there is no kernel for it.
 bool run_loss(const LossProblem& problem, const LossResult& loss, const TensorRef& like);
-// Runs a problem of divergences; false where there is no kernel for it.
+// Runs a problem of divergences; false if there is no kernel for it.
 bool run_divergence(const DivergenceProblem& problem, const TensorRef& like);
-// Runs a problem of segments; false where there is no kernel for it.
+// Runs a problem of segments; false if there is no kernel for it.
 bool run_segments(const SegmentProblem& problem, const TensorRef& like);
-// States of rows, contiguous (4, ...), from those of their parts, contiguous (parts, 2, ...), as StateMerge has them
-// (kernels/loss_map.cuh).
+// Computes the states of rows, contiguous (4, ...), from the states of their parts, contiguous (parts, 2, ...).
+// StateMerge has the layout (kernels/loss_map.cuh).
 void merge_states(const TensorRef& parts, const TensorRef& planes);
 // Finds where the segments of a sorted index begin.
 void find_offsets(const TensorRef& index, const TensorRef& offsets);
-// One of the two passes that put items in another order, or back.
+// One of the two passes that permute items into an order, or back.
 void move_items(const TensorRef& from, const TensorRef& to, const TensorRef& local, const TensorRef* places,
                 bool is_into_order);
 
 }  // namespace cuda
 
-// Computes a forward into `y`, whose shape, dtype and device are checked. Overlap with `x` is not: see below.
+// Computes a forward into `y`. Checks its shape, dtype and device, but not whether it overlaps `x`: see find_overlap.
 void compute_into(Function function, const TensorRef& x, const ReduceDims& dims, bool keepdim, const TensorRef& y,
                   const CudaPlan* plan = nullptr);
 
-// Why a forward may not write `y` while it reads `x`; null where it may.
+// Why a forward may not write `y` while it reads `x`; null if it may.
 const char* find_overlap(Function function, const TensorRef& y, const TensorRef& x);
 
 // The gradient of softmax or log_softmax over `dim`, contiguous.

@@ -1,5 +1,6 @@
-// ops.cpp: the operators' schemas, and the checks of their arguments. With this library loaded, a graph that holds them
-// runs from C++ alone. There is no Python here; fake kernels and autograd are in Python.
+// ops.cpp: the schemas of the operators of functions and gradients, the checks of their arguments, and the fast path.
+// Once this library is loaded, a graph with these operators runs from C++ alone. There is no Python here: fake kernels
+// and autograd are in Python.
 #include "../core/memory_overlap.h"
 #include "../plan/validate.h"
 #include "operators.h"
@@ -12,7 +13,7 @@ using MaybeType = std::optional<ScalarType>;
 
 // Forward -------------------------------------------------------------------------------------------------------------
 
-// The type of a result for which no dtype was given.
+// The type of the result if no dtype is given.
 DType result_type(Function function, DType x_type) {
   return function != Function::state || x_type == DType::float64 ? x_type : DType::float32;
 }
@@ -82,7 +83,7 @@ const char* find_overlap(Function function, const TensorRef& y, const TensorRef&
 
 namespace {
 
-// The type of the forward's result, and of its gradient.
+// Checks the operands. Returns the type of the forward's result, which its gradient has too.
 DType check_gradient(const TensorArgs& args) {
   const TensorRef &saved = *args.tensors[kSaved], &grad = *args.tensors[kGrad], *const lse = args.tensors[kLse];
   const TensorRef& result = lse ? *lse : saved;
@@ -112,7 +113,7 @@ DType check_gradient(const TensorArgs& args) {
   return type;
 }
 
-// A gradient of which `args` has all tensors but the result.
+// Computes a gradient into a new tensor. `args` has all tensors but the result.
 OwnedTensor compute_gradient(TensorArgs args, DType dx_type, bool contiguous) {
   const DType result_type = check_gradient(args);
   const TensorRef& saved = args.like();
@@ -162,7 +163,7 @@ OwnedTensor compute_softmax_backward(Function function, const TensorRef& grad, c
 
 namespace {
 
-// A tensor that a kernel got on the dispatcher's stack and owns. (torch's Tensor would count its owners.)
+// A tensor on the dispatcher's stack that a kernel was given and owns. (torch's Tensor would count references.)
 struct TensorArgument : TensorRef {
   using TensorRef::TensorRef;
   TensorArgument(const TensorArgument&) = delete;
@@ -179,7 +180,7 @@ class Arguments {
     return stable::to<T>(*next_++);
   }
   TensorArgument take_tensor() { return TensorArgument(take<AtenTensorHandle>()); }
-  // The tensor of an operator that has one.
+  // The tensor, if the operator has it.
   void take_tensor_if(bool is_there, std::optional<TensorArgument>& tensor) {
     if (is_there) tensor.emplace(take<AtenTensorHandle>());
   }
@@ -188,7 +189,7 @@ class Arguments {
   const StableIValue* next_;
 };
 
-// (input, dims, [keepdim], [dtype], [out]), where only a reduction has keepdim and a state has no dtype.
+// (input, dims, [keepdim], [dtype], [out]). Only a reduction has keepdim, and a state has no dtype.
 template <Function function, bool kHasOut>
 void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -201,7 +202,7 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   std::optional<TensorArgument> out;
   given.take_tensor_if(kHasOut, out);
   const ReduceDims dims(dim, x.rank);
-  if constexpr (kHasOut) {  // of which nothing is known: graphs and C++ call this as well as Python
+  if constexpr (kHasOut) {  // it has not been checked: graphs and C++ call this as well as Python
     const TensorRef& y = *out;
     const DType y_type = y.dtype();
     if (y_type != (dtype ? dtype_of(*dtype) : x.dtype())) {
@@ -216,9 +217,9 @@ void run_operator(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-// The fast path: (input, dim, keepdim or dtype, [out]). It says nothing about a call that it does not take: it returns
-// an undefined tensor, which is None to Python, or false for an out. The caller then takes the slow path, which says
-// what is wrong with the call.
+// The fast path: (input, dim, keepdim or dtype, [out]). It raises no errors. For a call that it does not take, it
+// returns an undefined tensor, which is None in Python, or false for an out. The caller then takes the slow path, which
+// says what is wrong with the call.
 template <Function function, bool kHasOut>
 void run_fast_path(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -272,7 +273,7 @@ Function function_of(int64_t number, bool takes_reductions) {
   fail("function is " + names + ", got " + std::to_string(number));
 }
 
-// (grad, y, function, dims, [dtype], [out]), or of logsumexp (grad, x, lse, dims, keepdim, [out]).
+// (grad, y, function, dims, [dtype], [out]), or for logsumexp (grad, x, lse, dims, keepdim, [out]).
 template <bool kOfLogSumExp, bool kHasOut>
 void run_backward_operator(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
@@ -298,7 +299,7 @@ void run_backward_operator(StableIValue* stack, uint64_t, uint64_t) {
   }
 }
 
-// Operators for tests: a forward, or a gradient, on a GPU with its plan given, so that tests force every tier.
+// Operators for tests: a forward or a gradient on a GPU, with a given plan, so that tests can force every tier.
 void run_softmax_with_plan(StableIValue* stack, uint64_t, uint64_t) {
   Arguments given(stack);
   const TensorArgument x = given.take_tensor();
@@ -333,8 +334,8 @@ void run_backward_with_plan(StableIValue* stack, uint64_t, uint64_t) {
 
 void define(stable::StableLibrary& m, const std::string& schema) { m.def(schema.c_str()); }
 
-// The operators of a function: its own and, with an underscore, those of the fast path, which is for calls of one dim
-// without a gradient. These are spared an autograd kernel in Python, and a list.
+// The operators of a function: its public ones and, with an underscore, the operators of the fast path, for calls over
+// one dim without a gradient. The fast path has no autograd kernel in Python, and no list of dims.
 void define_function(stable::StableLibrary& m, const FunctionTraits& function) {
   const std::string name = function.name, keepdim = function.is_reduction ? ", bool keepdim=False" : "";
   const std::string dtype = function.leading_planes ? "" : ", *, ScalarType? dtype=None";
@@ -374,8 +375,8 @@ void implement_all(stable::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY(onepass, m) {
   for (const FunctionTraits& function : kFunctions) define_function(m, function);
-  // For autograd. `grad` and `y` (or `lse`) have one dtype. The gradient of a softmax has any, as the input of a
-  // forward with dtype= has; the gradient of logsumexp has that of `x`.
+  // For autograd. `grad` and `y` (or `lse`) have one dtype. The gradient of a softmax has any dtype, like the input of
+  // a forward with dtype=. The gradient of logsumexp has the dtype of `x`.
   const std::string softmax = "(Tensor grad, Tensor y, int function, int[1] dim, ";
   define(m, "_softmax_backward" + softmax + "ScalarType dtype) -> Tensor");
   define(m, "_softmax_backward.out" + softmax + "Tensor(a!) out) -> ()");

@@ -1,5 +1,5 @@
-// scored.cpp: the operators of scores. They answer whether an engine has a kernel for the call, and have then computed
-// it; otherwise plain arithmetic does (scored.py).
+// scored.cpp: the operators of scores. They return whether an engine has a kernel for the call. If it has, the result
+// has been computed; otherwise plain torch arithmetic computes it (scored.py).
 #include "../core/batch_invariant.h"
 #include "../core/scored_problem.h"
 
@@ -10,7 +10,7 @@ namespace onepass {
 
 namespace {
 
-// The strides of a tensor along the dims of the input, 0 along those that it is broadcast along.
+// The strides of a tensor along the dims of the input, which are 0 where the tensor is broadcast.
 void broadcast_strides(const TensorRef& tensor, const TensorRef& like, int64_t* strides) {
   const int lacking = int(like.rank - tensor.rank);
   if (lacking < 0) fail("a tensor of a scored call has more dims than its input");
@@ -22,7 +22,7 @@ void broadcast_strides(const TensorRef& tensor, const TensorRef& like, int64_t* 
   }
 }
 
-// Fills in what both directions share: layout and numbers.
+// Sets the layout and the numbers, which both directions share, and runs the problem.
 bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDims& dims, StackArguments& given) {
   const TensorRef& x = *tensors[kInput];
   problem.factor = given.take<double>(), problem.softcap = given.take<double>(), problem.sink = given.take<double>();
@@ -45,7 +45,7 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
     fail("x goes with a softcap");
   }
   if (x.is_cuda()) return cuda::run_scored(problem, x);
-  // The bits of a row follow from its layout, but for the gradient of logsumexp, which sums nothing.
+  // The bits of a row depend on its layout, except in the gradient of logsumexp, which sums nothing.
   const bool sums = !problem.is_backward() || !is_reduction(problem.function);
   if (sums && batch_invariant() && !problem.has_rows()) return false;
   if (tensors[kResult]->data() != x.data()) advise_huge_pages(*tensors[kResult], problem.out);
@@ -60,7 +60,8 @@ Function function_of(int64_t number) {
   fail("scores have softmax, log_softmax and logsumexp, got the function number " + std::to_string(number));
 }
 
-// (input, scale, bias, alibi, sink, mask, out, lse, function, dims, numbers). A reduction's out has the reduced dims.
+// (input, scale, bias, alibi, sink, mask, out, lse, function, dims, numbers). A reduction's out still has the reduced
+// dims.
 void run_scored(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef* tensors[kScoredTensors] = {};
@@ -76,9 +77,9 @@ void run_scored(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
-// (grad, y, x, scale, mask, out, function, dims, numbers), where x is there for a softcap, of the type of out. With the
-// gradient of a bias, (..., out, grad_bias, parts, function, ...), where grad_bias is the first of its parts, which lie
-// one behind the other.
+// (grad, y, x, scale, mask, out, function, dims, numbers). x is given only with a softcap, in the type of out. With the
+// gradient of a bias: (..., out, grad_bias, parts, function, ...). grad_bias is the first of `parts` parts, which
+// follow one another in memory.
 template <bool MakesBiasGrad>
 void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
@@ -100,7 +101,7 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
-// (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers), grad and lse in the type of
+// (grad, input, lse, scale, bias, alibi, mask, out, of_scores, function, dims, numbers). grad and lse have the type of
 // the computation. With of_scores the result is the gradient of the scores.
 void run_scored_logsumexp_backward(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);

@@ -1,5 +1,5 @@
-// segments.cpp: the operators of rows of unequal length. They answer whether an engine has a kernel for the call, and
-// have then computed it; otherwise plain arithmetic does (segment_arithmetic.py).
+// segments.cpp: the operators of rows of unequal length. They return whether an engine has a kernel for the call. If it
+// has, the result has been computed; otherwise plain torch arithmetic computes it (segment_arithmetic.py).
 #include <atomic>
 
 #include "../core/segment_problem.h"
@@ -12,7 +12,7 @@ namespace {
 
 bool is_int32(const TensorRef& indices) { return indices.dtype_code() == aoti_torch_dtype_int32(); }
 
-// Fills in what both directions share, and runs the problem. `tensors` as the problem numbers them.
+// Sets the members that both directions share, and runs the problem. `tensors` are in the order of SegmentProblem.
 bool run(SegmentProblem& problem, const TensorRef* const (&tensors)[SegmentProblem::kTensors], const TensorRef& offsets,
          const TensorRef* order, StackArguments& given) {
   using P = SegmentProblem;
@@ -79,19 +79,19 @@ void run_segment_backward(StableIValue* stack, uint64_t, uint64_t) {
 
 // Segments of an index, which has the segment of each item ------------------------------------------------------------
 
-// Sorts items by their segments, those of one segment in their order: a counting sort. Threads have a part of the items
-// each, and count for themselves; the result does not depend on their number.
+// A stable counting sort of items by their segments. Each thread counts its own part of the items. The result does not
+// depend on the number of threads.
 template <class Index, class Place>
 struct ItemSort {
   const Index* index;
   int64_t items, segments;
-  Place *offsets, *order;  // `order` may be null, if the index has to be sorted
+  Place *offsets, *order;  // `order` is null if the index must already be sorted
 
   template <class Work>
   static void run_parts(int64_t count, int64_t grain, const Work& work) {
     count <= grain ? work(int64_t(0), count) : torch::stable::parallel_for(0, count, grain, work);
   }
-  // Where segments begin, of an index that is sorted and has no others; false if it is neither.
+  // Finds where segments begin if the index is sorted and has valid segments only. Otherwise returns false.
   bool find_offsets() {
     if (items && (index[0] < 0 || int64_t(index[items - 1]) >= segments)) return false;
     std::atomic<bool> sorted{true};
@@ -123,7 +123,7 @@ struct ItemSort {
   }
   void sort() {
     const int64_t threads = int64_t(torch::stable::get_num_threads());
-    const int64_t most = std::min(items / (segments + 1), items >> 16);  // counts take no more memory than items
+    const int64_t most = std::min(items / (segments + 1), items >> 16);  // counts take at most as much memory as items
     const int64_t parts = std::clamp<int64_t>(most, 1, threads), size = ceil_div(items, parts);
     std::vector<Place> counts(size_t(parts * segments));
     const auto each_item = [&](int64_t part, auto work) {
@@ -156,7 +156,8 @@ struct ItemSort {
   }
 };
 
-// (index, offsets, order). Answers whether the index is sorted; otherwise `order` has been made, if it is there.
+// (index, offsets, order). Returns whether the index is sorted. If it is not, `order` has been filled, unless it is
+// null.
 void run_segment_sort(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef *const index = given.take_tensor(), *const offsets = given.take_tensor();
@@ -173,7 +174,7 @@ void run_segment_sort(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(is_int32(*offsets) ? sort_to(int32_t()) : sort_to(int64_t()));
 }
 
-// The same on a GPU, where the index has to be sorted, and is not looked at before.
+// The same on a GPU. There the index must be sorted; it is not read before the kernel runs.
 void find_offsets_cuda(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef *const index = given.take_tensor(), *const offsets = given.take_tensor();
@@ -182,7 +183,7 @@ void find_offsets_cuda(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(true);
 }
 
-// (from, to, local, places, is_into_order), of contiguous tensors whose items have 2, 4 or 8 bytes (item_route.py).
+// (from, to, local, places, is_into_order). Tensors are contiguous, and items have 2, 4 or 8 bytes (item_route.py).
 void move_items_cuda(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
   const TensorRef *const from = given.take_tensor(), *const to = given.take_tensor();
