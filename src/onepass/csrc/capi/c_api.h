@@ -1,4 +1,5 @@
-// c_api.h: functions that ctypes calls: plain C, with an exception's words in a buffer instead of an exception.
+// c_api.h: what the plain C functions for ctypes share. Instead of throwing, they put an exception's message into a
+// buffer.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ inline void put(const std::string& from, char* text, int64_t size) {
   std::snprintf(text, size_t(size), "%s", from.c_str());
 }
 
-// Puts what `body` returns into `text` and gives 0, or what it throws and gives 1.
+// Puts the string that `body` returns into `text` and returns 0, or the message of its exception and returns 1.
 template <class Body>
 int return_text(char* text, int64_t size, Body body) {
   try {
@@ -29,7 +30,7 @@ int return_text(char* text, int64_t size, Body body) {
   }
 }
 
-// The numbers of a plan, as the private operators take them.
+// The numbers of a plan, in the form that the private operators take.
 inline std::string numbers(const CudaPlan& plan) {
   std::string text = "[" + std::to_string(int(plan.tier));
   for (const int number : {plan.threads_per_row, plan.rows_per_block, plan.items_per_thread, plan.vec_size,
@@ -38,7 +39,7 @@ inline std::string numbers(const CudaPlan& plan) {
   return text + "]";
 }
 
-// Writes `code` to the file `path`; gives the path.
+// Writes `code` to the file `path`. Returns the path.
 inline std::string write_file(const std::string& code, const char* path) {
   std::FILE* file = std::fopen(path, "wb");
   if (!file) throw std::runtime_error(std::string("onepass: cannot write ") + path);

@@ -1,5 +1,5 @@
-// call_plan.cpp: the plan of a call of a loss, of segments or with scores, for `explain`: a plain C function for
-// ctypes, as in plan.cpp.
+// call_plan.cpp: the launches of a call of a loss, of segments or with scores, as JSON for `explain`. A plain C
+// function for ctypes, as in plan.cpp.
 #include <vector>
 
 #include "../cpu/isa_dispatch.h"
@@ -14,7 +14,7 @@ using namespace onepass;
 std::string field(const char* key, int64_t value) { return std::string(", \"") + key + "\": " + std::to_string(value); }
 std::string field(const char* key, const char* value) { return std::string(", \"") + key + "\": \"" + value + "\""; }
 
-// The tensors of a call have x's layout, but for a result with one number per segment.
+// The shape of a call. All tensors have the layout of x, except a result with one number per segment.
 struct Shape {
   int ndim, dim;
   const int64_t *sizes, *x_strides, *y_strides;
@@ -61,7 +61,7 @@ struct Shape {
     problem.items = sizes[dim], problem.segments = segments;
     return problem;
   }
-  // What lies beside x lies as x does. A row has its numbers, one after another.
+  // Tensors with an element per score have the layout of x. Tensors with one number per row are contiguous.
   ScoredProblem of(ScoredProblem problem) const {
     problem.data[kInput] = const_cast<void*>(x);
     bool reduce[kMaxDims] = {};
@@ -81,7 +81,7 @@ struct Shape {
   }
 };
 
-// What a launch of the call's main kernel looks like, and the sources of those after it.
+// Describes the launch of the call's main kernel, and names the sources of the kernels after it.
 std::string describe(const cuda::DryRun& run, const char* tier, const std::string& more) {
   const auto source = [&](size_t i) {
     const auto& [kind, plan] = run.kernels[run.launches[i].kernel];
@@ -99,7 +99,7 @@ std::string describe(const cuda::DryRun& run, const char* tier, const std::strin
          (then.empty() ? "" : field("then", then.c_str())) + names + "]";
 }
 
-// How the threads of a block share rows: side by side and down columns, or so many for a row.
+// Adds how the threads of a block share rows: threads_x side by side and threads_y along a column, or threads_per_row.
 std::string describe_loss(const cuda::DryRun& run, const cuda::LossLaunch& launch) {
   const auto& [kind, plan] = run.kernels[0];
   const bool columns = kind.loss_parts & kLossColumns, staged = kind.loss_parts & kLossStaged;
@@ -157,16 +157,15 @@ std::string on_cpu(const Call& call, const Shape& shape) {
   const auto of_rows = [&](const auto& plan) { return fields(plan.in_columns ? "columns" : "rows", plan); };
   if (call.is_divergence()) return of_rows(engine.plan_divergence(shape.of(divergence_problem(call))));
   LossProblem problem = shape.of(loss_problem(call));
-  problem.picks = 0;  // there are no classes to look at
+  problem.picks = 0;  // no classes are read
   return of_rows(engine.plan_loss(problem));
 }
 
 }  // namespace
 
-// The launches of a call that `words` name (calls.h), as JSON, which is empty where no kernel takes it. `dim` is that
-// of the classes, or the one that is cut into `segments`. `strides` are those of x and of the result of segments,
-// without the planes of a state. "kernels" names the kernels of the launches. `arch` is 90 for sm_90, and 0 for the CPU
-// engine.
+// The launches of the call that `words` describe (calls.h), as JSON; {} if no kernel takes it. "kernels" has the names
+// of the kernels. `dim`: the dim of the classes, or the one that is cut into `segments`. `strides`: of x, then of the
+// result of segments, without the planes of a state. `arch`: 90 for sm_90, 0 for the CPU engine.
 ONEPASS_API int onepass_call_plan(const char* words, bool backward, int x_type, int y_type, int arch, int sm_count,
                                   const char* name, int ndim, const int64_t* sizes, const int64_t* strides, int dim,
                                   int64_t segments, uint64_t address, char* text, int64_t size) {

@@ -1,5 +1,5 @@
-// calls.h: calls of losses, of segments and with scores, as Python names them: by the function, and by words for what a
-// call is given besides the tensors that each has.
+// calls.h: calls of losses, of segments and with scores, as Python describes them in words: the function, and the
+// options that the call is given. From a Call come the problems that planners take.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ struct Call {
   std::string function;
   std::set<std::string> options;  // as _call_names.py lists them
   bool backward;
-  DType in, out;  // of what a kernel reads and makes; losses and divergences have one type
+  DType in, out;  // of what a kernel reads and writes; losses and divergences have one type
 
   Call(const char* words, bool is_backward, int in_type, int out_type)
       : backward(is_backward), in(DType(in_type)), out(DType(out_type)) {
@@ -35,7 +35,7 @@ struct Call {
   }
   bool is_divergence() const { return function == "kl_div" || has("probabilities"); }
   Direction direction() const { return backward ? Direction::backward : Direction::forward; }
-  // The score's factor, of which kernels know whether it is 1.
+  // The score's factor. Kernels depend only on whether it is 1.
   double factor() const { return has("temperature") ? 0.5 : 1; }
   double softcap() const { return has("softcap") ? 30 : 0; }
 };
@@ -45,7 +45,7 @@ inline void* address_of(DType type, int64_t first = 0) {
   return reinterpret_cast<void*>(uintptr_t(4096 + first * size_of(type)));
 }
 
-// The function of a name, without a prefix that it may have.
+// The function whose name, after `prefix`, is `name`.
 inline Function function_of(const std::string& name, const char* prefix = "") {
   for (size_t i = 0; i < std::size(kFunctions); ++i) {
     if (prefix + std::string(kFunctions[i].name) == name) return Function(i);
@@ -53,7 +53,7 @@ inline Function function_of(const std::string& name, const char* prefix = "") {
   throw std::runtime_error("onepass: no function " + name);
 }
 
-// A problem of the call, without its layout and without the addresses that plans look at.
+// The problem of a call, without its layout and without the addresses that plans depend on.
 inline LossProblem loss_problem(const Call& call) {
   LossProblem problem = {};
   problem.direction = call.direction(), problem.type = call.in;
@@ -80,7 +80,7 @@ inline SegmentProblem segment_problem(const Call& call) {
   P problem;
   problem.direction = call.direction();
   problem.function = function_of(call.function, "segment_");
-  // A gradient reads the result and its gradient; that of logsumexp reads x too, and both in the accumulator's type.
+  // A gradient reads the result and its gradient. For logsumexp it reads x too, and both are in the accumulator's type.
   const bool reads_x = !call.backward || problem.is_reduction();
   const auto give = [&](int tensor, DType type) {
     problem.data[tensor] = address_of(type), problem.types[tensor] = type;
@@ -96,7 +96,8 @@ inline SegmentProblem segment_problem(const Call& call) {
   if (call.has("order")) problem.order = address_of(DType::float32);
   return problem;
 }
-// Scale and sink are numbers. A gradient goes to the elements, not to the scores; it has no bias, but for logsumexp.
+// Scale and sink are numbers. A gradient is the gradient of the elements, not of the scores; only for logsumexp it has
+// a bias.
 inline ScoredProblem scored_problem(const Call& call) {
   ScoredProblem problem = {};
   problem.function = call.function == "softmin" ? Function::softmax : function_of(call.function);

@@ -1,5 +1,6 @@
-// older_glibc.h: put before every file, so that a build runs with glibc 2.28 (manylinux_2_28) wherever it is made. A
-// newer glibc has further versions of these functions, which do the same but for their errors, or are in another file.
+// older_glibc.h: included before every file, so that a build runs with glibc 2.28 (manylinux_2_28), wherever it was
+// made. A newer glibc has newer versions of these functions. They differ only in their errors, or are in another
+// library file.
 #pragma once
 
 #if defined(__x86_64__) && defined(__gnu_linux__)

@@ -1,9 +1,9 @@
-// older_libstdcxx.cpp: what headers of today's libstdc++ call and that of manylinux_2_28 (GCC 8) lacks, so that a build
-// runs there wherever it is made.
+// older_libstdcxx.cpp: functions that headers of a newer libstdc++ call, and that the libstdc++ of manylinux_2_28 (GCC
+// 8) lacks. With them a build runs there, wherever it was made.
 #include <new>
 #include <sstream>
 
-// Only says whether atomics could be plain; no.
+// Only says whether there is one thread, so that atomics can be plain accesses; no.
 extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded;
 char __libc_single_threaded = 0;
 

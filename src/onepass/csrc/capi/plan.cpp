@@ -1,6 +1,6 @@
-// plan.cpp: what Python asks of the native core besides operators, as plain C functions for ctypes (no CPython API):
-// the plan of a call as JSON, the tables that plans follow from, kernels compiled and launched, and what works on this
-// machine. Each returns 0, or 1 with the reason in `text`.
+// plan.cpp: plain C functions, by which Python uses the native core through ctypes (no CPython API), besides the
+// operators: the plan of a call as JSON, the tables that planners look up, compiling and launching kernels, and what
+// works on this machine. Each function returns 0, or 1 with the error message in `text`.
 #include <iterator>
 #include <sstream>
 
@@ -40,13 +40,13 @@ std::string launch_fields(const CudaPlan& plan, int64_t blocks) {
          field("grid", blocks) + ", \"plan\": " + numbers(plan);
 }
 
-// The bytes a call has to move: each element read once and written once.
+// The bytes that a call has to move: each element is read once and written once.
 int64_t bytes_moved(const Layout& layout, DType x, DType y, bool reduced_output) {
   return layout.rows * layout.n * size_of(x) + layout.rows * (reduced_output ? 1 : layout.n) * size_of(y);
 }
 
-// The blocks of a launch. Blocks of columns that wait for each other, or for what they prefetch, are as many as a GPU
-// holds, which the driver tells: here at least one per multiprocessor.
+// The number of blocks of a launch. If blocks of columns wait for each other, or for what they prefetch, a launch has
+// as many as fit on the GPU at once, which only the driver knows. Here it is at least one per multiprocessor.
 int64_t count_blocks(const CudaPlan& plan, const Problem& problem, const Gpu& gpu) {
   const int64_t rows = problem.layout.rows;
   if (plan.tier == Tier::pipelined)
@@ -63,7 +63,7 @@ std::string plan_json(Problem problem, Copied copied, const Gpu& gpu) {
   const Layout& layout = problem.layout;
   const DType x = problem.type(kX), y = problem.type(kY);
   const bool reduced = problem.is_reduction();
-  const int64_t second = problem.function == Function::state ? layout.rows * size_of(y) : 0;  // its sums
+  const int64_t second = problem.function == Function::state ? layout.rows * size_of(y) : 0;  // the plane of sums
   std::string json = "{" + field("view", name(layout.view)) + ", " + field("rows", layout.rows) + ", " +
                      field("n", layout.n) + ", " + field("bytes", bytes_moved(layout, x, y, reduced) + second);
   if (layout.rows == 0 || layout.n == 0) return json + "}";
@@ -106,10 +106,10 @@ std::vector<std::string> split(const char* options) {
 
 }  // namespace
 
-// The plan of a call, or with `backward` of its gradient, which a GPU alone has. Functions and types are numbered as in
-// types.h, `reduce` marks the reduced dims. Strides, of a tensor after another, and addresses, which matter by their
-// alignment only, are in the order of ForwardTensor or BackwardTensor. `arch` is 90 for sm_90, and 0 for the CPU
-// engine; the tables are those of the GPU `name`.
+// The plan of a call or, with `backward`, of its gradient, which only a GPU has. Functions and types are numbered as in
+// types.h. `reduce` marks the reduced dims. `strides`, one tensor after another, and `addresses` are in the order of
+// ForwardTensor or BackwardTensor; only the alignment of an address matters. `arch`: 90 for sm_90, 0 for the CPU
+// engine. `name`: the GPU whose tables are used.
 ONEPASS_API int onepass_plan(int function, bool backward, int arch, int sm_count, const char* name, int ndim,
                              const int64_t* sizes, const int64_t* strides, const bool* reduce, int x_type, int y_type,
                              const uint64_t* addresses, char* text, int64_t size) {
@@ -143,10 +143,10 @@ ONEPASS_API int onepass_plan(int function, bool backward, int arch, int sm_count
   });
 }
 
-// The plan by a table entry alone (its numbers in the order of Entry, without the limit), of contiguous tensors
-// (sizes[0], sizes[1], sizes[2]) over the middle dim, in the type `type`; empty where the entry does not hold rows, or
-// columns, so long. `pass` is numbered as in launch.h, `shared` are the bytes of shared memory that a block may have. A
-// forward `reduces` as logsumexp, or is a softmax.
+// The plan that a table entry alone gives, in the type `type`, for contiguous tensors (sizes[0], sizes[1], sizes[2])
+// over the middle dim; empty if the entry cannot hold rows, or columns, of this length. `entry`: its numbers in the
+// order of Entry, without the limit. `pass` is numbered as in launch.h. `shared`: the most bytes of shared memory of a
+// block. `reduces`: a forward is logsumexp instead of softmax.
 ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry, const int64_t* sizes, int arch,
                                         int sm_count, int shared, bool cooperative, bool reduces, char* text,
                                         int64_t size) {
@@ -173,7 +173,7 @@ ONEPASS_API int onepass_plan_from_entry(int pass, int type, const int64_t* entry
   });
 }
 
-// The tables in use for the GPUs of a name, as JSON, `origin` first, on a line of its own.
+// The tables in use for the GPUs of this name: a line with their origin, then JSON.
 ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
   return return_text(text, size, [&] {
     const Tables& tables = tables_of(gpu);
@@ -184,7 +184,8 @@ ONEPASS_API int onepass_tables(const char* gpu, char* text, int64_t size) {
   });
 }
 
-// Sets them: `counts` entries of the tables in the order of kTables, one after another in `numbers`.
+// Sets these tables. `counts`: the number of entries of each table, in the order of kTables. `numbers`: all entries,
+// one after another.
 ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const int64_t* counts, const int64_t* numbers,
                                    char* text, int64_t size) {
   return return_text(text, size, [&] {
@@ -208,8 +209,8 @@ ONEPASS_API int onepass_set_tables(const char* gpu, const char* origin, const in
   });
 }
 
-// Sets the switch of this thread (`scoped`; -1: as the process has it) or of the process, and says what it was. 2 only
-// asks.
+// Sets the batch-invariant switch of the process or, with `scoped`, of this thread (-1: the switch of the process
+// counts). Returns the value before. If `value` is 2, it only returns the value.
 ONEPASS_API int onepass_set_invariant(bool scoped, int value, char* text, int64_t size) {
   return return_text(text, size, [&] {
     const int before = scoped ? thread_invariant : process_invariant.load();
@@ -234,8 +235,8 @@ ONEPASS_API int onepass_functions(char* text, int64_t size) {
   });
 }
 
-// Compiles `source`, a file of the gallery or the path of another, with `options` (one a line), and stores the loaded
-// function `name` in `kernel`. It may be launched with as much shared memory as a block may have.
+// Compiles `source`, a file of the gallery or a path, with `options` (one a line), and stores the loaded function
+// `name` in `kernel`. Launches of it may have all the shared memory that a block may have.
 ONEPASS_API int onepass_kernel_load(const char* source, const char* name, const char* options, int device,
                                     void** kernel, char* text, int64_t size) {
   return return_text(text, size, [&] {
@@ -284,9 +285,9 @@ ONEPASS_API int onepass_kernel_compile(const char* source, const char* options, 
   return return_text(text, size, [&] { return write_file(cuda::cubin(source, split(options), arch), path); });
 }
 
-// What works here: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, not opened for that), "cache" (its
-// directory), "isa" (the CPU engine's instruction set)
-// or "counts" (kernels compiled, kernels read from the cache).
+// What works here. `what`: "driver", "nvrtc" (its version), "compiler" (NVRTC's file, which is not opened for this),
+// "cache" (its directory), "isa" (the CPU engine's instruction set) or "counts" (kernels compiled, kernels read from
+// the cache).
 ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
   return return_text(text, size, [&]() -> std::string {
     const std::string asked = what;
@@ -308,8 +309,8 @@ ONEPASS_API int onepass_status(const char* what, char* text, int64_t size) {
   });
 }
 
-// How the memory of two tensors overlaps (0 not at all, 1 they are the same, 2 in part), and whether one shares memory
-// with itself. `size`: of an element, in bytes.
+// How two tensors overlap in memory (0 not at all, 1 they are the same, 2 in part), and whether the elements of one
+// tensor overlap. `size`: bytes of an element.
 ONEPASS_API int onepass_overlap(uint64_t a, int a_size, int a_rank, const int64_t* a_sizes, const int64_t* a_strides,
                                 uint64_t b, int b_size, int b_rank, const int64_t* b_sizes, const int64_t* b_strides) {
   return int(overlap({a, a_size, a_rank, a_sizes, a_strides}, {b, b_size, b_rank, b_sizes, b_strides}));

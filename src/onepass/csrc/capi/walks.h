@@ -1,4 +1,4 @@
-// walks.h: lengths and numbers of rows such that the plans of any are those of some of these.
+// walks.h: the lengths and numbers of rows that warm-up walks. The plan of any rows is the plan of some of these.
 #pragma once
 
 #include <set>
@@ -9,17 +9,18 @@
 namespace onepass {
 
 constexpr int64_t kEveryWalked = 4224;                      // up to here every length is walked
-constexpr int64_t kLongestWalked = (int64_t(1) << 33) + 1;  // and to here those at which a plan may change
-// Numbers of rows, closer together where there are few: what a block keeps follows from how many share the chip. Rows
-// of a reduction stream but for those fewer than the multiprocessors, or a few more, which are walked too.
+constexpr int64_t kLongestWalked = (int64_t(1) << 33) + 1;  // and up to here the lengths at which a plan may change
+// Numbers of rows, closer together if they are small: what a block keeps depends on how many rows share the chip. Rows
+// of a reduction are streamed, unless there are fewer rows than multiprocessors, or a few more; these numbers are
+// walked too.
 inline std::vector<int64_t> rows_to_walk(const Gpu& gpu) {
   const int64_t chip = gpu.sm_count;
   return {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, chip * 11 / 20, 128, chip + 1, 256, 512, 1024, 4096, 1000000};
 }
 
-// Lengths such that a plan of any length is the plan of one of these: all short ones, then those around each limit of
-// the tables (and around its half and its double, for other sizes of elements), around the powers of two and their
-// middles, and in steps of 1%.
+// Lengths such that a plan of any length is the plan of one of these: all short ones; lengths around each limit of the
+// tables (and around its half and its double, for other sizes of elements), and around the powers of two and the
+// middles between them; and lengths in steps of 1%.
 inline std::vector<int64_t> lengths_to_walk(const Tables& tables) {
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= kEveryWalked; ++n) lengths.insert(n);
@@ -43,7 +44,7 @@ inline std::vector<int64_t> lengths_to_walk(const Tables& tables) {
   return {lengths.begin(), lengths.end()};
 }
 
-// With which element of a vector a tensor begins: the first where the allocator has it, another if it is a view.
+// The element of a vector with which a tensor begins: the first if the allocator placed it, others for views.
 constexpr int kFirsts[] = {0, 1, 2, 4};
 
 }  // namespace onepass

@@ -1,5 +1,5 @@
-// warmup.cpp: which kernels the plans of contiguous tensors may ask for, and how to have them before they are asked
-// for. Plain C functions for ctypes, as in plan.cpp.
+// warmup.cpp: which kernels calls with contiguous tensors may need, and functions that compile or load kernels ahead of
+// time. Plain C functions for ctypes, as in plan.cpp.
 #include <algorithm>
 #include <deque>
 #include <set>
@@ -19,12 +19,12 @@ namespace {
 
 using namespace onepass;
 
-// Views such that the plan of any call over other dims of contiguous tensors is, but for launch numbers, the plan of
-// one of these.
+// Sample views for the plans of columns. The plan of any call over other dims of contiguous tensors is the plan of one
+// of these views, except for launch numbers.
 
-// Lengths of columns to look at: all short ones; longer ones in steps of 1%, since a thread has up to 32 vectors, in
-// turn odd and a multiple of the widest vector; in larger steps where columns go over the chip, and where it does not
-// hold them; and those around the limits of the tables.
+// The lengths of columns to walk: all short lengths; longer ones in steps of 1%, since a thread has up to 32 vectors,
+// alternately odd and a multiple of the widest vector; in larger steps if columns are shared over the chip, or if the
+// chip does not hold them; and lengths around the limits of the tables.
 std::vector<int64_t> column_lengths(const Tables& tables) {
   constexpr int64_t kEvery = 64, kOverTheChip = 1 << 18, kOnChip = int64_t(1) << 23, kLongest = int64_t(1) << 33;
   std::set<int64_t> lengths;
@@ -42,8 +42,8 @@ std::vector<int64_t> column_lengths(const Tables& tables) {
   return {lengths.begin(), lengths.end()};
 }
 
-// Numbers of tiles, one for each number of blocks that a tile may get of the chip. Where nothing is merged it only
-// matters whether a tile gets more than one block: each of 4 * chip tiles gets one.
+// Numbers of tiles, one for each number of the chip's blocks that a tile may get. If nothing is merged, it only matters
+// whether a tile gets more than one block: each of 4 * chip tiles gets one.
 std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
   if (!merges) return {1, 4 * chip};
   std::vector<int64_t> numbers = {1};
@@ -53,7 +53,7 @@ std::vector<int64_t> numbers_of_tiles(int64_t chip, bool merges) {
   return numbers;
 }
 
-// Whether plans ask for the same kernels, and share the chip alike.
+// Whether two lists of plans need the same kernels, and divide the chip alike.
 bool alike(const std::vector<CudaPlan>& some, const std::vector<CudaPlan>& others) {
   return std::equal(some.begin(), some.end(), others.begin(), others.end(), [](const CudaPlan& a, const CudaPlan& b) {
     return a.tier == b.tier && a.max_threads() == b.max_threads() && a.items_per_thread == b.items_per_thread &&
@@ -61,7 +61,7 @@ bool alike(const std::vector<CudaPlan>& some, const std::vector<CudaPlan>& other
   });
 }
 
-// Visits the plans of columns of n elements: `planner` makes one of a view. Tensors may begin at any element.
+// Visits the plans of columns of n elements. `planner` makes a planner from a view. Tensors may begin at any element.
 template <class MakePlanner, class Visit>
 void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   ColumnView view;
@@ -70,7 +70,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   view.full = 16 / planner(view).bytes;
   const bool merges = planner(view).merges;
   const std::vector<int64_t> numbers = numbers_of_tiles(planner(view).gpu.sm_count, merges);
-  // Gives the plan of a tile that is alone, and of several where they share the chip.
+  // Visits and returns the plan of a single tile and, if tiles share the chip, the plans of several tiles.
   const auto look = [&] {
     view.tiles.outer.count = 0;
     std::vector<CudaPlan> plans;
@@ -83,16 +83,16 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     for (const CudaPlan& plan : plans) visit(plan);
     return plans;
   };
-  // Tiles: so many vectors side by side, up to as many as a block takes.
+  // Tiles, with each number of vectors side by side, up to the most that a block takes.
   for (int vector = 1; vector <= view.full; vector *= 2) {
     view.tile = vector;
     int64_t across = 0;
     do view.tiles.inner = ++across * vector;
     while (look()[0].threads_x() == across);
   }
-  view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.sm_count;  // each has one to itself
+  view.tiles.inner = int64_t(kAlone) * view.full * planner(view).gpu.sm_count;  // each tile has one to itself
   look();
-  if (planner(view).narrows()) {  // wide ones too, of which there have to be many
+  if (planner(view).narrows()) {  // and wide tiles, which are only used if there are many
     view.tiles.outer.count = 1, view.tiles.outer.sizes[0] = kFew * planner(view).gpu.sm_count;
     for (int vector = 1; vector <= view.full; vector *= 2) {
       view.tile = vector;
@@ -102,9 +102,10 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
-  // Slabs, which begin with a vector or within one, and may end with one, of `common` columns for each thread of a
-  // turn; those of longer turns go as tiles. Plans of turns that fit as often into 512 threads follow from the room in
-  // shared memory alone, which is the most at the first and the least at the last: where these are alike, all are.
+  // Slabs that begin with a vector or within one, and may end with one. Each thread of a turn has `common` columns.
+  // (Slabs of longer turns are served as tiles.) Among turns that fit equally often into 512 threads, plans differ only
+  // by the room in shared memory, which is the most for the first turn and the least for the last. If these two plans
+  // are alike, all are.
   const auto slabs = [&](int64_t common) {
     const int64_t longest = merges ? kLongestTurn : kMaxTurn, step = common < view.slab ? 2 : 1;
     const auto look_at = [&](int64_t turn) { return view.tiles.inner = common * turn, look(); };
@@ -124,15 +125,15 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
   for (view.slab = 2; view.slab <= view.full; view.slab *= 2) {
     for (int common = 1; common <= view.slab; common *= 2) {
       for (const bool begins : {false, true}) {
-        if (begins && common == view.slab) continue;  // they go as tiles
+        if (begins && common == view.slab) continue;  // these are served as tiles
         view.tile = begins ? common : 1;
         view.slab_begins = begins, view.slab_whole = begins && n * common % view.slab == 0;
         slabs(common);
       }
     }
   }
-  // Tiles that may be the fastest, of each number of vectors side by side, whose shifted lines begin alike after 1, 2
-  // or 4 of them; and shifted tiles over the chip.
+  // Tiles that may be the fastest, with each number of vectors side by side; shifted tiles, whose lines begin alike
+  // after 1, 2 or 4 lines; and shifted tiles over the chip.
   view.slab = 0, view.slab_begins = view.slab_whole = false;
   const bool searches = merges && planner(view).bytes < 8;
   constexpr int64_t kMostAcross = 512;  // more than any tile has side by side
@@ -159,10 +160,10 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
       }
     }
   }
-  // Tiles in shared memory: of slabs and of lines that begin anywhere, few and many columns.
+  // The tier columns_smem: slabs, and tiles whose lines begin anywhere, with few and many columns.
   if (searches) {
     view.shift_in = view.full;
-    for (const bool in_place : {false, true}) {  // results need room where not
+    for (const bool in_place : {false, true}) {  // if not, results need room of their own
       view.shift = view.slab = in_place ? view.full : view.full / 2;
       for (view.operand_step = 1; view.operand_step <= view.full; view.operand_step *= 2) {
         view.tile = view.operand_step < view.full ? 1 : view.full;
@@ -174,7 +175,7 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     }
     view.slab = view.shift = 0, view.tile = 1;
   }
-  // Groups of slices, of so many columns, few and many. Kernels differ by the number of threads.
+  // The tier columns_staged: few and many slices, with few and many columns. Kernels differ by the number of threads.
   view.shift = 0, view.slices_follow = true, view.narrowest = 2, view.tiles.outer.count = 1;
   for (const int64_t slices : {int64_t(1), int64_t(1) << 24}) {
     view.tiles.outer.sizes[0] = slices;
@@ -184,7 +185,8 @@ void walk_columns(int64_t n, const MakePlanner& planner, const Visit& visit) {
     }
   }
   view.slices_follow = false;
-  // Strides: element by element, up to a warp's lanes side by side, or one where a column's elements lie closer.
+  // Strided columns, element by element: up to 32 lanes side by side, or one if the elements of a column lie closer
+  // together.
   view.strided = true, view.tile = view.slab = 0;
   view.slab_begins = view.slab_whole = false;
   view.tiles.outer.count = view.tiles.reduced.count = 1;
@@ -210,8 +212,9 @@ void forward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, i
   }
 }
 
-// A gradient is always fresh, and so is the result that the forward saved: elsewhere lies the result's gradient, or the
-// input of logsumexp. Rows of one element are columns side by side, or all have the same element of that gradient.
+// The gradient that is computed is always a new tensor, and so is the result that the forward saved. Only the result's
+// gradient, or the input of logsumexp, may begin within a vector. Rows of one element are columns side by side, or all
+// have the same element of the result's gradient.
 template <class Visit>
 void backward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, int64_t n, const Visit& visit) {
   const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast, reduced = is_reduction(kind.function);
@@ -232,7 +235,7 @@ void backward_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t rows, 
   }
 }
 
-// Over other dims of contiguous tensors.
+// The plans of calls over other dims of contiguous tensors.
 template <class Visit>
 void column_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t n, const Visit& visit) {
   const bool grad_is_broadcast = kind.pass == cuda::Pass::backward_broadcast;
@@ -244,12 +247,13 @@ void column_plans(const cuda::KernelKind& kind, const Gpu& gpu, int64_t n, const
   walk_columns(n, [&](const ColumnView& view) { return column_planner(view, gpu, call); }, visit);
 }
 
-// A plan as its bytes: millions are looked at.
+// A plan as bytes, which are fast to compare: millions of plans are visited.
 static_assert(std::has_unique_object_representations_v<CudaPlan>);
 std::string_view bytes_of(const CudaPlan& plan) { return {reinterpret_cast<const char*>(&plan), sizeof plan}; }
 
-// The kernels that contiguous tensors ask for, as JSON: a plan of each by its source file and defines. Of rows, with
-// `dims` of columns too, of `lengths`; where there are none, of any length.
+// The kernels that calls with contiguous tensors need, as JSON: a name, by source file and defines, and one plan of
+// each. They are kernels of rows and, with `dims`, of columns too. `lengths`: of the rows or columns; if there are
+// none, any length.
 std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::vector<int64_t>& lengths, bool dims) {
   std::deque<CudaPlan> plans;
   std::unordered_set<std::string_view> seen;  // of `plans`
@@ -277,7 +281,7 @@ std::string kernels_of(const cuda::KernelKind& kind, const Gpu& gpu, const std::
   return json.empty() ? "{}" : json + "}";
 }
 
-// `numbers` are those of a plan, and five that tell kernels of losses, of segments and of scores apart.
+// `numbers`: the numbers of a plan, and five that distinguish the kernels of losses, of segments and of scores.
 cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type, const int64_t* numbers) {
   cuda::KernelKind kind = {Function(function), cuda::Pass(pass), DType(x_type), DType(y_type)};
   kind.loss_parts = unsigned(numbers[8]), kind.loss_step = cuda::LossStep(numbers[9]);
@@ -286,7 +290,8 @@ cuda::KernelKind kind_of(int function, int pass, int x_type, int y_type, const i
   return kind;
 }
 
-// The planner makes plans that nobody may force, so only what leads to a source and to its macros is checked.
+// Planners make plans that no caller may give, so only the numbers that choose a source file and its macros are
+// checked.
 CudaPlan plan_of(const int64_t* numbers) {
   const CudaPlan plan = make_plan({numbers, numbers + 8});
   if (plan.tier < Tier::warp || plan.tier > Tier::pipelined)
@@ -298,9 +303,9 @@ CudaPlan plan_of(const int64_t* numbers) {
 
 }  // namespace
 
-// The kernels that contiguous rows of `lengths` (`count` of them; none: of any length) may ask for, with `dims` those
-// over other dims too, as JSON: {name: plan}. On `device`, or where it is negative on a full GPU of `arch`. `pass` is
-// numbered as in launch.h.
+// The kernels that calls over contiguous rows may need and, with `dims`, calls over other dims too, as JSON: {name:
+// plan}. `lengths`: `count` lengths of rows; none: any length. The GPU is `device` or, if that is negative, a full GPU
+// of `arch`. `pass` is numbered as in launch.h.
 ONEPASS_API int onepass_kernels_to_warm(int function, int pass, int x_type, int y_type, int device, int arch,
                                         const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return return_text(text, size, [&] {
@@ -312,8 +317,8 @@ ONEPASS_API int onepass_kernels_to_warm(int function, int pass, int x_type, int 
   });
 }
 
-// Compiles the kernel of a plan (its numbers in the order of CudaPlan, and those that kind_of takes) for sm_<arch> into
-// the file `path`, or where that is empty into the disk cache.
+// Compiles the kernel of a plan for sm_<arch> into the file `path` or, if that is empty, into the disk cache. `plan`:
+// the numbers in the order of CudaPlan, and the others that kind_of takes.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
   return return_text(text, size, [&]() -> std::string {
@@ -331,7 +336,7 @@ ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, 
   });
 }
 
-// Puts it into a package of kernels that is made in `folder`.
+// Compiles the same kernel into a package of kernels that is made in `folder`.
 ONEPASS_API int onepass_package(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* folder, char* text, int64_t size) {
   return return_text(text, size, [&] {
@@ -343,7 +348,7 @@ ONEPASS_API int onepass_package(int function, int pass, int x_type, int y_type, 
   });
 }
 
-// Whether the package of kernels or the disk cache has it: "yes" or "no".
+// Whether the package of kernels or the disk cache has the kernel: "yes" or "no".
 ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                   char* text, int64_t size) {
   return return_text(text, size, [&] {
@@ -353,7 +358,7 @@ ONEPASS_API int onepass_is_cached(int function, int pass, int x_type, int y_type
   });
 }
 
-// Loads it on `device`.
+// Loads the kernel on `device`.
 ONEPASS_API int onepass_load(int function, int pass, int x_type, int y_type, const int64_t* plan, int device,
                              char* text, int64_t size) {
   return return_text(text, size, [&] {

@@ -1,6 +1,6 @@
-// warmup_calls.cpp: which kernels the calls of losses, of segments and with scores may ask for: a plain C function for
-// ctypes, as in warmup.cpp. Launches are made of calls such that those of any call, but for launch numbers, are those
-// of one of them.
+// warmup_calls.cpp: which kernels the calls of losses, of segments and with scores may need: a plain C function for
+// ctypes, as in warmup.cpp. It makes the launches of sample calls in a dry run. The launches of any call are those of
+// one of the samples, except for launch numbers.
 #include <array>
 #include <set>
 #include <vector>
@@ -19,7 +19,7 @@ class Kernels {
  public:
   explicit Kernels(const Gpu& gpu) : run_(gpu) {}
 
-  // Makes launches, and notes their kernels. Gives the plan of the first.
+  // Calls `make`, which makes launches, and notes their kernels. Returns the plan of the first one.
   template <class Make>
   const CudaPlan* note(const Make& make) {
     run_.kernels.clear(), run_.launches.clear();
@@ -52,7 +52,7 @@ class Kernels {
   std::string json_;
 };
 
-// Of losses: all short lengths, then those in steps of 1%, odd ones and multiples of the widest vector.
+// Lengths for losses: all short ones, then in steps of 1%, each time an odd length and a multiple of the widest vector.
 std::vector<int64_t> lengths_of_losses() {
   constexpr int64_t kLongest = int64_t(1) << 30;
   std::vector<int64_t> lengths;
@@ -63,8 +63,8 @@ std::vector<int64_t> lengths_of_losses() {
   return lengths;
 }
 
-// Numbers of rows: one between each two at which fewer threads share a row, and the last ones that are so few that rows
-// are cut into parts.
+// Numbers of rows for losses: one between each two limits at which fewer threads share a row, and the largest numbers
+// at which rows are still cut into parts.
 std::vector<int64_t> rows_of_losses(const Gpu& gpu) {
   std::vector<int64_t> rows = {1, 16, int64_t(1) << 24};
   for (int threads = 1; threads <= 512; threads *= 2) {
@@ -81,7 +81,7 @@ void note_loss(const LossProblem& problem, Kernels* kernels) {
     if (problem.is_cross && !problem.is_backward()) cuda::start_loss_total(problem, {}, 0, nullptr);
   });
 }
-// The gradients that a call may ask for: of x, of y and of both.
+// In a gradient, the kernels for each result that a call may ask for: the gradient of x, of y, and of both.
 void note_divergence(DivergenceProblem problem, Kernels* kernels) {
   if (!cuda::can_launch_divergence(problem)) return;
   void* const made = address_of(problem.type);
@@ -92,7 +92,7 @@ void note_divergence(DivergenceProblem problem, Kernels* kernels) {
   }
 }
 
-// A contiguous tensor (outer, n, inner) over the middle dim.
+// Notes the kernels of a call over the middle dim of a contiguous tensor (outer, n, inner).
 void note_rows(const Call& call, int64_t outer, int64_t n, int64_t inner, Kernels* kernels) {
   if (call.is_divergence()) {
     DivergenceProblem problem = divergence_problem(call);
@@ -113,18 +113,18 @@ void note_rows(const Call& call, int64_t outer, int64_t n, int64_t inner, Kernel
   problem.n = n, problem.x_step = problem.dx_step = inner;
   for (const int first : kFirsts) {
     problem.x = address_of(call.in, first);
-    for (const bool in_place : {false, true}) {  // the gradient
+    for (const bool in_place : {false, true}) {  // where the gradient is written
       if (call.backward) problem.dx = address_of(call.in, in_place ? first : 0);
       if (!in_place || (call.backward && first)) note_loss(problem, kernels);
     }
   }
 }
 
-// Segments of `mean` items, with `columns` places beside each.
+// Notes the kernels of segments of `mean` items, each with `columns` elements.
 void note_segments(const Call& call, int64_t segments, int64_t mean, int64_t columns, Kernels* kernels) {
   using P = SegmentProblem;
   const SegmentProblem all = segment_problem(call);
-  // A bias has the type of x and lies as x does, or it has the accumulator's and may be the same for all items.
+  // A bias has the type and the layout of x, or it has the accumulator's type and may be the same for all items.
   const DType wide = call.in == DType::float64 ? DType::float64 : DType::float32;
   for (const bool broadcast : {false, true}) {
     if (broadcast && !all.has(P::kOfBias)) break;
@@ -150,7 +150,8 @@ void note_segments(const Call& call, int64_t segments, int64_t mean, int64_t col
   }
 }
 
-// Scores of contiguous rows. What lies beside them has all of their places, or one for all along one of the dims.
+// Notes the kernels of scores over contiguous rows. A bias or a mask has an element for each score, or is broadcast
+// along one of the two dims.
 class ScoredRows {
  public:
   ScoredRows(const Call& call, Kernels* kernels) : call_(call), kernels_(kernels) {}
@@ -177,7 +178,8 @@ class ScoredRows {
   }
 
  private:
-  // Kernels that make the gradient of a bias too, in the bias's type, or in parts in that of the computation.
+  // Kernels that also compute the gradient of a bias: in the bias's type, or in the type of the computation, whole or
+  // in parts.
   void note_bias_grads(ScoredProblem problem, bool scale_of_rows) {
     const DType wide = problem.accumulator();
     if (scale_of_rows) problem.data[kScale] = address_of(wide);
@@ -186,7 +188,7 @@ class ScoredRows {
       note_views(problem, {int(type), scale_of_rows, 2 * parts});
     }
   }
-  // Of views that begin anywhere; a gradient may lie otherwise than the result.
+  // Views that begin anywhere. The upstream gradient may begin at another element of a vector than the result.
   void note_views(ScoredProblem problem, std::vector<int> key) {
     const bool has_grads = problem.is_backward() && !is_reduction(problem.function);
     for (const int first : kFirsts) {
@@ -202,7 +204,8 @@ class ScoredRows {
       }
     }
   }
-  // Kernels differ by what lies beside as often as by plans, in all lengths that begin and end vectors alike.
+  // Kernels differ by the layouts of bias and mask as often as by plans. These layouts are the same for all lengths
+  // that begin and end vectors alike, so they are walked once for each such plan.
   void note_layouts(const ScoredProblem& problem, std::vector<int> key, std::initializer_list<int> more) {
     const CudaPlan* const plan = note_one(problem, -1, -1);
     if (!plan) return;
@@ -216,7 +219,7 @@ class ScoredRows {
         note_one(problem, bias_lacks, mask_lacks);
     }
   }
-  // `lacks`: the dim along which a tensor is broadcast.
+  // `bias_lacks`, `mask_lacks`: the dim along which the tensor is broadcast, or -1.
   const CudaPlan* note_one(ScoredProblem problem, int bias_lacks, int mask_lacks) {
     const int64_t sizes[] = {rows_, n_}, all[] = {n_, 1}, of_rows[] = {1, 0}, broadcast[][2] = {{0, 1}, {n_, 0}};
     const bool reduce[] = {false, true};
@@ -241,7 +244,7 @@ class ScoredRows {
 std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64_t>& lengths, bool dims) {
   Kernels kernels(gpu);
   if (call.is_of_segments()) {
-    Call in_order = call;  // of items that have moved
+    Call in_order = call;  // for items that have been moved
     in_order.options.erase("order");
     std::vector<int64_t> means = lengths;
     for (int64_t mean = 1; lengths.empty() && mean <= int64_t(1) << 24; mean *= 2) means.push_back(mean);
@@ -253,7 +256,7 @@ std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64
         }
       }
     }
-    if (!call.backward) {  // what finds offsets, or moves items to their order
+    if (!call.backward) {  // the kernels that find offsets, or move items into their order
       if (!call.has("order")) kernels.note([&] { cuda::start_segment_offsets({}, 0, nullptr); });
       for (const int bytes : {2, 4, 8})
         if (call.has("order")) kernels.note([&] { cuda::start_item_moves({}, bytes, 0, nullptr); });
@@ -264,7 +267,7 @@ std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64
     if (dims) throw std::runtime_error("onepass: scores have kernels of rows listed alone");
     ScoredRows scored(call, &kernels);
     std::vector<int64_t> numbers_of_rows = rows_to_walk(gpu);
-    // How many threads stream a row of a reduction follows from how evenly rows fill the multiprocessors.
+    // For a reduction, how many threads stream a row depends on how evenly rows fill the multiprocessors.
     for (int64_t full = gpu.sm_count; full <= 8 * gpu.sm_count; full += gpu.sm_count) {
       const int64_t most = full * 3 / 5;
       if (is_reduction(scored_problem(call).function))
@@ -274,7 +277,7 @@ std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64
       for (const int64_t rows : numbers_of_rows) scored.note(rows, n);
       if (n > 1 || !call.backward) continue;
       for (const int64_t line : lengths_to_walk(tables_of(gpu.name)))
-        scored.note(line, n);  // rows of one lie in a line
+        scored.note(line, n);  // rows of one element are one line
     }
     return kernels.json();
   }
@@ -290,10 +293,10 @@ std::string kernels_of(const Call& call, const Gpu& gpu, const std::vector<int64
 
 }  // namespace
 
-// The kernels that the calls which `words` name (calls.h) may ask for, over the last dim of contiguous tensors, with
-// `dims` over other dims too, as JSON: {name: its numbers}: function, pass and types as in launch.h, and those that the
-// functions of warmup.cpp take. `lengths` are those of the rows, or the mean of the segments' (`count` of them; none:
-// of any length). On `device`, or where it is negative on a full GPU of `arch`.
+// The kernels that the calls described by `words` (calls.h) may need, over the last dim of contiguous tensors and, with
+// `dims`, over other dims too. As JSON: {name: numbers}, which are function, pass and types as in launch.h, and the
+// numbers that the functions of warmup.cpp take. `lengths`: `count` lengths of rows, or mean lengths of segments; none:
+// any length. The GPU is `device` or, if that is negative, a full GPU of `arch`.
 ONEPASS_API int onepass_call_kernels(const char* words, bool backward, int in_type, int out_type, int device, int arch,
                                      const int64_t* lengths, int64_t count, bool dims, char* text, int64_t size) {
   return return_text(text, size, [&] {
