@@ -318,7 +318,7 @@ ONEPASS_API int onepass_kernels_to_warm(int function, int pass, int x_type, int 
 }
 
 // Compiles the kernel of a plan for sm_<arch> into the file `path` or, if that is empty, into the disk cache. `plan`:
-// the numbers in the order of CudaPlan, and the others that kind_of takes.
+// the numbers in the order of CudaPlan, and the five more that kind_of takes.
 ONEPASS_API int onepass_compile(int function, int pass, int x_type, int y_type, const int64_t* plan, int arch,
                                 const char* path, char* text, int64_t size) {
   return return_text(text, size, [&]() -> std::string {

@@ -1,6 +1,6 @@
 // warmup_calls.cpp: which kernels the calls of losses, of segments and with scores may need: a plain C function for
-// ctypes, as in warmup.cpp. It makes the launches of sample calls in a dry run. The launches of any call are those of
-// one of the samples, except for launch numbers.
+// ctypes, as in warmup.cpp. It makes the launches of sample calls in a dry run. The samples are chosen so that every
+// call has the same launches as one of them, except for launch numbers.
 #include <array>
 #include <set>
 #include <vector>
@@ -205,7 +205,7 @@ class ScoredRows {
     }
   }
   // Kernels differ by the layouts of bias and mask as often as by plans. These layouts are the same for all lengths
-  // that begin and end vectors alike, so they are walked once for each such plan.
+  // whose rows begin and end at the same elements of vectors. So they are walked once for each plan of such lengths.
   void note_layouts(const ScoredProblem& problem, std::vector<int> key, std::initializer_list<int> more) {
     const CudaPlan* const plan = note_one(problem, -1, -1);
     if (!plan) return;

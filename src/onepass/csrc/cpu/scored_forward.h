@@ -250,7 +250,7 @@ struct ScoredForward {
     std::fill_n(t + (whole - first) * across, across, -kInf<A>);
     write_steps(whole, 1, rest);
   }
-  // The exponentials have the precision of type E: that of the results, or that of a logsumexp.
+  // The exponentials have the precision of type E, which is the type of the results, or of a logsumexp.
   template <class E>
   void columns(int64_t begin, int64_t end) const {
     ForwardTile<Epilogue, E> tile;

@@ -95,7 +95,8 @@ inline ColumnView column_view(const Problem& problem, bool any_strides = false) 
   const TileDims reduced = dims(problem.layout.reduced);
   const bool backward = problem.is_backward(), has_broadcast = grad_is_broadcast_in_tile(problem);
   const int count = problem.count_tensors() + (backward && problem.tensors[kLse].data ? 1 : 0);
-  // Which tensors are accessed by vectors, all by as many: those with an element for each element of the input.
+  // Which tensors are accessed by vectors, all by equally many: the tensors with an element for each element of the
+  // input.
   bool by_vectors[kMaxTensors];
   for (int t = 0; t < count; ++t) {
     by_vectors[t] = backward ? t < kGrad || (t == kGrad && !problem.is_reduction() && !has_broadcast)

@@ -17,7 +17,7 @@ struct Gpu {
   const char* name = "";  // its tables are found by it
 };
 
-// A GPU of which only these are known: its shared memory is the most that its architecture has.
+// A GPU of which only these properties are known. It is given the most shared memory of its architecture.
 constexpr Gpu typical(int arch, int sm_count = kTuned, const char* name = "") {
   const int kilobytes = arch == 80 ? 163 : arch == 90 || arch / 10 == 10 ? 227 : 99;
   return {arch, sm_count, kilobytes * 1024, 1, name};
@@ -114,7 +114,8 @@ struct CudaPlan {
   bool is_in_smem() const { return tier == Tier::columns_smem; }
   // Whether the blocks of a row exchange messages.
   bool sends_messages() const { return tier == Tier::grid || tier == Tier::pipelined; }
-  // Threads of a block: those that share rows, and in the tiers grid and pipelined one or two warps that send messages.
+  // Threads of a block: the threads that share rows and, in the tiers grid and pipelined, one or two warps for
+  // messages.
   int threads() const {
     if (of_columns()) return int(up_to(threads_x() * threads_y(), 32));
     if (tier == Tier::warp || tier == Tier::staged) return threads_per_row * rows_per_block;

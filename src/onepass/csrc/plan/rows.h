@@ -40,9 +40,9 @@ constexpr int64_t kPaired = 131072;  // from here on, up to half as many rows as
 // At most kStreaming threads of a multiprocessor do this.
 constexpr int kStreamed = 18000, kStreamedPerSm = 5, kStreaming = 2048;
 
-// Rows of half types that are not whole vectors keep few vectors in registers, where more would spill, and the others
-// in shared memory. The least and the most threads of a block, and the vectors of a thread with the least and the most
-// threads (two sweeps of 120 lengths from 900 to 275000, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
+// Rows of half types that are not whole vectors keep few vectors in registers, where more would spill, and the other
+// vectors in shared memory. The least and the most threads of a block, and the vectors of a thread with the least and
+// the most threads (two sweeps of 120 lengths from 900 to 275000, benchmarks/results/sweep-rows-h200-2026-11-26.txt).
 constexpr int kHalfThreads = 64, kMostHalfThreads = 160, kManyHalfThreads = 128, kHalfVecs = 8, kMostHalfVecs = 12;
 // The same in gradients, and for vectors narrower than 16 bytes: elements, and vectors in shared memory.
 constexpr int kUnalignedHalf = 40, kUnalignedInCluster = 24, kUnalignedSmemVecs = 4;

@@ -1,4 +1,5 @@
-// scored_rows.h: chooses the launch for scored rows (cuda/host/scored.cpp). Pure: no torch, no CUDA.
+// scored_rows.h: chooses the kernel and the launch numbers for scored rows, and for the gradient of a bias that rows
+// share (cuda/host/scored.cpp makes the launches). Pure: no torch, no CUDA.
 #pragma once
 
 #include <climits>

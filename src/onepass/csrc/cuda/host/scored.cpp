@@ -298,7 +298,7 @@ bool can_launch_scored(const ScoredProblem& problem) {
   if (problem.outer.count > kMapDims || problem.reduced.count > kMapDims ||
       (!widens && problem.in != problem.out && problem.out != problem.accumulator()))
     return false;
-  // If no element of a row takes part, its gradient cannot be told from that of another row by a single element.
+  // The kernel sees single elements. From one element it cannot tell that no element of the row takes part.
   if (problem.is_backward() && problem.function == Function::log_softmax && problem.empty_is_zero) return false;
   if (problem.n >= kMost / 2 || problem.rows >= kMost) return false;
   for (int d = 0; d < problem.reduced.count; ++d)

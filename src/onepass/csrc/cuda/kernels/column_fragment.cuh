@@ -76,7 +76,7 @@ __device__ inline uint32_t smem_vec_address(int operand, int slot) {
   return dynamic_smem_address() + ((slot * C::kOperands + operand) * C::kBlockThreads + threadIdx.x) * kBytes;
 }
 
-// Begins to copy those of the first `count` vectors of a tensor that are full to shared memory.
+// Begins to copy the full vectors among the first `count` vectors of a tensor to shared memory.
 template <class C, class T, int Tensors>
 __device__ inline void copy_vecs(int operand, const T* from, const ThreadTile<C, Tensors>& tile, int tensor,
                                  int count) {
