@@ -1,6 +1,6 @@
-// divergence_problem.h: one problem of two tensors, checked and laid out. It is how far apart two distributions over
-// classes are, one number per row, and the gradients (losses.py has the definitions); or the gradient of a softmax in
-// two steps (state_ops.py). Pure: no torch, no CUDA.
+// divergence_problem.h: one problem of two tensors, checked and laid out: the divergence of two distributions over
+// classes, which is one number per row, and its gradients (losses.py has the definitions); or the gradient of a softmax
+// in two steps (state_ops.py). Pure: no torch, no CUDA.
 #pragma once
 
 #include "layout.h"
