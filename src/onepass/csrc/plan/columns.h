@@ -34,20 +34,22 @@ struct ColumnPlanner : ColumnSpeed {
   CudaPlan plan() const {
     CudaPlan best = plan_in_place();
     if (!merges || view.strided || n == 1 || are_as_measured()) return best;
-    // Table entries were measured to be the fastest of many plans at such lengths.
-    const bool is_measured = best.tier == Tier::columns && best.access == VecAccess::aligned &&
-                             view.tile == view.full && 4 * inner >= 3 * entry().tile_vecs() * view.full;
-    double speed = expected(best) * (is_measured ? 1.2 : 1);
-    const auto try_it = [&](const CudaPlan& other) {
+    double speed = 0;
+    for_each_candidate([&](const CudaPlan& other) {
       const double of_other = expected(other);
       if (of_other > speed) best = other, speed = of_other;
-    };
-    if (const auto staged = plan_staged()) try_it(*staged);
-    if (bytes == 8) return best;  // exponentials take most of the time
-    for_each_tile(try_it);
-    for_each_smem_tile(try_it);
-    if (const auto shifted = plan_shifted_over_chip()) try_it(*shifted);
+    });
     return best;
+  }
+  // Calls f for the plans that are compared.
+  template <class F>
+  void for_each_candidate(F f) const {
+    f(plan_in_place());
+    if (const auto staged = plan_staged()) f(*staged);
+    if (bytes == 8) return;  // exponentials take most of the time
+    for_each_tile(f);
+    for_each_smem_tile(f);
+    if (const auto shifted = plan_shifted_over_chip()) f(*shifted);
   }
 
   // The same for columns with scores. Scores pass through registers even if they are kept in shared memory, which takes
@@ -101,10 +103,9 @@ struct ColumnPlanner : ColumnSpeed {
     constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 40;
     const bool shift = access == VecAccess::shifted;
     const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * on_chip / 4);
-    // A gradient has no registers left for vectors in shared memory if 64 words are elements, or if tiles are shifted.
+    // A gradient has no registers left for vectors in shared memory if 64 words are elements.
     const bool two = operands > 1;
-    const bool takes_smem =
-        vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated && !(two && shift);
+    const bool takes_smem = vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated;
     const int most_vecs = std::min(kMostVecs, (two && takes_smem ? 48 : 64) / vec_words);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     // Calls f for a plan with at most `most_vecs` vectors of a thread in registers. Returns whether these are all its
@@ -134,8 +135,9 @@ struct ColumnPlanner : ColumnSpeed {
         // Blocks that take half of a multiprocessor are only for long columns.
         if (!down || (threads > 256 && n <= int64_t(down / 2) * most_cluster(gpu) * most_vecs)) continue;
         for (int blocks = 1; blocks <= most_cluster(gpu); blocks *= 2) {
-          if (try_it(int(across), down, blocks, most_vecs)) break;
-          if (blocks == most_cluster(gpu)) try_it(int(across), down, blocks, most_vecs / 2);
+          const bool fits = try_it(int(across), down, blocks, most_vecs);
+          try_it(int(across), down, blocks, most_vecs / 2);  // fewer registers, more blocks of a multiprocessor
+          if (fits) break;
         }
         // Tiles that are read twice, by one block each, or by as many blocks as fill the chip.
         if (threads == 512 && n > 4 * down) {
