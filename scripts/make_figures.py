@@ -50,6 +50,7 @@ FILES = {
     "slide": "slide-h200-2026-11-26.json",
     "columns": "columns-h200-2026-11-28.json",
     "columns-backward": "columns-h200-2026-11-24.json",
+    "columns-alone": "columns-h200-2026-11-30.json",
     "losses": "losses-h200-2026-11-27.json",
     "losses-compile": "losses-compile-h200-2026-11-29.json",
     "scores": "scores-h200-2026-11-29.json",
@@ -75,10 +76,11 @@ PHASES = "sharded-phases-h200-2026-11-27.json"  # measured on one GPU without pe
 GPT = ("gpt-cpu-2026-11-27.json", "gpt-h200-2026-11-27.json")  # from examples/gpt.py
 NOISE = 0.03  # times that differ by less count as equal
 # The days of the last change to the speed of kernels of rows and columns, or to their plans. Older files are marked.
-CHANGED = {"GPU": "2026-11-26", "CPU": "2026-11-28"}
+CHANGED = {"GPU": "2026-11-26", "columns": "2026-11-30", "CPU": "2026-11-28"}
 OLDER = " (older code)"
 # The files of random shapes, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
+RANDOM_COLUMNS = [f"random-columns-{seed}-h200-2026-11-30.json" for seed in range(1000, 1005)]  # newer, of two classes
 # The four lines of the README's table.
 HEADLINES = (
     ("lengths", None, None),
@@ -141,8 +143,9 @@ def gallery_results() -> course_tables.Results:
 
 def link(file: str, text: str | None = None) -> str:
     """A link to a results file, marked if the kernels have changed since."""
-    device = "CPU" if "cpu" in file.split("-") else "GPU"
-    is_older = file[-len("2026-11-26.json") :] < CHANGED[device]
+    words = file.split("-")
+    kind = "CPU" if "cpu" in words else "columns" if words[0] == "columns" else "GPU"
+    is_older = file[-len("2026-11-26.json") :] < CHANGED[kind]
     return f"[{text or file.removesuffix('.json')}](benchmarks/results/{file}){OLDER * is_older}"
 
 
@@ -182,7 +185,10 @@ def summary(workloads: Sequence[tuple[str, str, str | None, str | None]], others
 
 
 def drawn() -> list[Row]:
-    return [row for file in RANDOM for row in load(RESULTS / file).rows if not row.disturbed]
+    newer = [row for file in RANDOM_COLUMNS for row in load(RESULTS / file).rows]
+    again = {row.suite for row in newer}
+    rows = [row for file in RANDOM for row in load(RESULTS / file).rows if row.suite not in again] + newer
+    return [row for row in rows if not row.disturbed]
 
 
 def random_classes() -> str:
@@ -325,7 +331,7 @@ def columns() -> str:
     """Each point of the suite `columns`: the fraction of the limit's speed, by direction and dtype."""
     kinds = [(way, dtype) for way in ("forward", "backward") for dtype in ("float32", "bfloat16")]
     found: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in (*rows_of("columns"), *rows_of("columns-backward", direction="backward")):
+    for row in rows_of("columns-alone"):
         if row.provider == "onepass" and row.copy_fraction:
             case = row.case.removeprefix("softmax backward, ")
             found.setdefault(case, {})[row.direction, row.dtype] = row

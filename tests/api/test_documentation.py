@@ -38,7 +38,7 @@ def test_links_and_results_exist(page):
     text = page.read_text()
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / link).exists(), f"{page.name} points to {link}"
-    for file in re.findall(r"benchmarks/results/[\w.-]+\.json", text):
+    for file in re.findall(r"benchmarks/results/[\w.-]+\.json(?:\.gz)?", text):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
 
 

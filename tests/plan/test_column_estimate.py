@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from lib.paths import RESULTS, ROOT
+from lib.paths import RESULTS
 from lib.scripts import load_script
 
 SWEEP = RESULTS / "sweep-plans-h200-2026-11-30.json.gz"

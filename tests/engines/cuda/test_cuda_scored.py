@@ -91,6 +91,7 @@ COLUMNS = {  # n elements of columns of which `inner` lie side by side
     "strided": (F32, 37, 33, Plan(Tier.COLUMNS, 32, 4, 10, 1, 1, 0, Access.STRIDED)),
     "shared memory": (BF16, 37, 32, Plan(Tier.COLUMNS, 8, 4, 16, 4, 1, 8, Access.ALIGNED)),
     "shared memory, shifted": (F32, 37, 33, Plan(Tier.COLUMNS, 10, 4, 16, 4, 1, 8, Access.SHIFTED)),
+    "shared memory, shifted, half types": (BF16, 45, 33, Plan(Tier.COLUMNS, 10, 4, 16, 4, 1, 8, Access.SHIFTED)),
     "cluster": (F16, 37, 32, Plan(Tier.COLUMNS, 4, 8, 24, 8, 2, 0, Access.ALIGNED)),
     "grid": (BF16, 37, 32, Plan(Tier.COLUMNS_GRID, 4, 8, 24, 8, 2, 0, Access.ALIGNED)),
     "twopass": (F32, 37, 32, Plan(Tier.COLUMNS_TWOPASS, 8, 4, 16, 4, 1, 0, Access.ALIGNED)),
