@@ -1,7 +1,8 @@
 """Make a wheel of compiled CUDA kernels in dist, onepass-kernels-sm90, which the first calls of onepass then find.
 
-These are the kernels that `onepass warmup` compiles, for GPUs that need not be here. A kernel that build/kernels has
-from before is not compiled again. Any NVRTC will do; where a driver is too old for its code, onepass compiles.
+These are the kernels that `onepass warmup` compiles, and those of softmax over another dim than the last for random
+shapes, for GPUs that need not be here. A kernel that build/kernels has from before is not compiled again. Any NVRTC
+will do; where a driver is too old for its code, onepass compiles.
 """
 
 import argparse
@@ -11,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from random import Random
 
 import torch
 
@@ -20,14 +23,34 @@ import onepass
 from onepass import native
 from onepass._kernel_compiler import Kernel
 from onepass._warmup import DTYPES, check, kernels_of
+from onepass.native import Plan
+from onepass.tools.bench.random_cases import log_uniform
 from onepass.tools.terminal import console, progress_bar
 
+MULTIPROCESSORS = {80: 108, 90: 132, 100: 148, 120: 170}  # of an A100, an H200, a B200, an RTX PRO 6000
 ROOT = Path(__file__).resolve().parent.parent
 BUILD, DIST = ROOT / "build" / "kernels", ROOT / "dist"
 
 
 def names(text: str) -> list[str]:
     return text.split(",")
+
+
+def column_kernels(arch: int, dtypes: Sequence[torch.dtype], count: int, backward: bool) -> list[Kernel]:
+    """The kernels of softmax over the middle dim of `count` random shapes of 0.4 MB to 1.2 GB, and of its gradients."""
+    rng, kernels = Random(0), {}
+    for _ in range(count):
+        n, inner = log_uniform(rng, 2, 20_000), log_uniform(rng, 2, 6000)
+        sizes = max(1, log_uniform(rng, 100_000, 300_000_000) // (n * inner)), n, inner
+        strides, chip = (n * inner, inner, 1), {"arch": arch, "sm_count": MULTIPROCESSORS.get(arch, 132)}
+        for dtype in dtypes:
+            plan = native.plan("softmax", True, sizes, strides, strides, (1,), dtype, dtype, **chip)["plan"]
+            kernels[Kernel("softmax", dtype, dtype, "forward", Plan(*plan))] = None
+            if backward:
+                tensors = [strides] * 3 + [(0, 0, 0)]
+                plan = native.backward_plan("softmax", sizes, tensors, (1,), dtype, dtype, **chip)["plan"]
+                kernels[Kernel("softmax", dtype, dtype, "backward", Plan(*plan))] = None
+    return list(kernels)
 
 
 def put(kernel: Kernel, arch: int, folder: Path) -> None:
@@ -42,7 +65,8 @@ def make(arch: int, options: argparse.Namespace) -> None:
     # For the processes that compile: they look for kernels only in this folder.
     os.environ |= {"ONEPASS_KERNELS": str(folder.parent), "ONEPASS_CACHE_DIR": "off"}
     dtypes, lengths = [getattr(torch, name) for name in options.dtypes], [int(n) for n in options.lengths] or None
-    kernels = kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths, options.backward)
+    kernels = list(kernels_of(check(dtypes, options.functions, lengths, arch), -1, arch, lengths, options.backward))
+    kernels += column_kernels(arch, dtypes, options.columns, options.backward)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         made = pool.map(put, kernels, [arch] * len(kernels), [folder] * len(kernels), chunksize=8)
         with progress_bar(console(sys.stderr), transient=True) as bar:
@@ -64,11 +88,14 @@ def make(arch: int, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", type=names, default=["80", "90", "100", "120"], help="compute capabilities")
+    parser.add_argument("--arch", type=names, default=[*map(str, MULTIPROCESSORS)], help="compute capabilities")
     parser.add_argument("--functions", type=names, default=[*native.FUNCTIONS, "cross_entropy", "segment_softmax"])
     parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True, help="gradients too")
     parser.add_argument("--dtypes", type=names, default=[str(dtype)[6:] for dtype in DTYPES])
     parser.add_argument("--lengths", type=names, default=[], help="of the rows; any where not given")
+    parser.add_argument(
+        "--columns", type=int, default=2500, help="random shapes whose kernels over another dim come too"
+    )
     options = parser.parse_args()
     for arch in options.arch:
         make(int(arch), options)
