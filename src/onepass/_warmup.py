@@ -49,7 +49,7 @@ def warmup(
             not), or has one value per row, as the gradient of a sum over the dims of the call has. "state" needs none:
             its gradient is plain torch arithmetic.
         all_dims: whether to include calls over other dims of contiguous tensors, without scores. These are a few
-            hundred more kernels per function and dtype (20 to 400 for one length). Slices whose lines are not
+            hundred more kernels per function and dtype (20 to 520 for one length). Slices whose lines are not
             contiguous may need other kernels.
         options: arguments of calls of losses, of segments and with scores, as `onepass.explain` lists them. A function
             skips an option that it does not have. A call with other options needs other kernels.

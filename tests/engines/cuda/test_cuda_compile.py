@@ -74,16 +74,14 @@ def selected_names() -> list[str]:
 
 def stack_limit(kernel: Kernel) -> int:
     """Bytes of a thread on the stack, where 64 registers are all there are: the addresses of shared memory, of strided
-    elements, of messages and of what the blocks of clusters send; of gradients of shifted tiles in shared memory twelve
-    words; in the tier grid up to twelve words, which are read once a row, or once a chunk of eight vectors."""
+    elements, of messages and of what the blocks of clusters send; in the tier grid up to twelve words, which are read
+    once a row, or once a chunk of eight vectors."""
     plan, doubles = Plan(*kernel.plan), kernel.x_type is F64
     if plan.tier in OF_COLUMNS:
         if plan.tier == Tier.COLUMNS_TWOPASS and doubles:
             return 40
         if plan.access == Access.STRIDED or plan.tier == Tier.COLUMNS_GRID:
             return 32
-        if plan.access == Access.SHIFTED and plan.smem_vecs > 0 and kernel.which == "backward":
-            return 48
         sends = plan.tier == Tier.COLUMNS and plan.blocks_per_row > 1
         return 16 if plan.smem_vecs > 0 or sends or doubles or kernel.which == "backward_broadcast" else 0
     if kernel.which != "forward":

@@ -103,9 +103,11 @@ struct ColumnPlanner : ColumnSpeed {
     constexpr int kLines[] = {64, 128, 256, 512, 1024}, kMostVecs = 32, kMostSmemVecs = 40;
     const bool shift = access == VecAccess::shifted;
     const int period = shift ? view.period(vector) : 1, vec_words = operands * std::max(1, vector * on_chip / 4);
-    // A gradient has no registers left for vectors in shared memory if 64 words are elements.
+    // A gradient has no registers left for vectors in shared memory if 64 words are elements, nor if tiles of wider
+    // types than half types are shifted: it spills.
     const bool two = operands > 1;
-    const bool takes_smem = vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated;
+    const bool takes_smem = vector * read >= 4 && vector * on_chip <= 16 && access != VecAccess::predicated &&
+                            !(two && shift && on_chip > 2);
     const int most_vecs = std::min(kMostVecs, (two && takes_smem ? 48 : 64) / vec_words);
     const int64_t vectors = ceil_div(inner, int64_t(vector));
     // Calls f for a plan with at most `most_vecs` vectors of a thread in registers. Returns whether these are all its
