@@ -10,7 +10,7 @@
 # make figures  the tables and pictures of the docs, from benchmarks/results
 # make docs     the site of the docs, in build/site
 # make wheel    the wheel and the source distribution, checked, in dist
-# make kernels  the wheel onepass-kernels, of compiled CUDA kernels, in dist (hours on two cores)
+# make kernels  the wheels onepass-kernels, of compiled CUDA kernels, in dist (hours on two cores)
 # make clean    remove what was built
 PYTHON ?= python3
 TORCH ?= 2.13.0

@@ -48,9 +48,7 @@ FILES = {
     "seeds": "seeds-h200-2026-11-24.json",
     "models": "models-h200-2026-11-24.json",
     "slide": "slide-h200-2026-11-26.json",
-    "columns": "columns-h200-2026-11-28.json",
-    "columns-backward": "columns-h200-2026-11-24.json",
-    "columns-alone": "columns-h200-2026-11-30.json",
+    "columns": "columns-h200-2026-11-30.json",
     "losses": "losses-h200-2026-11-27.json",
     "losses-compile": "losses-compile-h200-2026-11-29.json",
     "scores": "scores-h200-2026-11-29.json",
@@ -85,7 +83,7 @@ RANDOM_COLUMNS = [f"random-columns-{seed}-h200-2026-11-30.json" for seed in rang
 HEADLINES = (
     ("lengths", None, None),
     ("few", None, None),
-    ("columns", None, None),
+    ("columns", None, "forward"),
     ("backward", None, None),
 )
 # (what a table calls it, the file, function or None for all, direction or None)
@@ -96,8 +94,8 @@ GPU = (
     ("4096 rows of 256 to 12672", "seeds", None, None),
     ("few long rows", "few", None, None),
     ("gradients of rows", "backward", None, None),
-    ("another dim or layout", "columns", None, None),
-    ("gradients over another dim or layout", "columns-backward", None, "backward"),
+    ("another dim or layout", "columns", None, "forward"),
+    ("gradients over another dim or layout", "columns", None, "backward"),
     ("shapes of models", "models", None, None),
 )
 README = tuple(workload for workload in GPU if workload[1:] in HEADLINES)
@@ -115,8 +113,8 @@ PICTURES = {
     "columns": {
         "columns-softmax-forward-float32": "columns-h200-float32",
         "columns-softmax-forward-bfloat16": "columns-h200-bfloat16",
+        "columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16",
     },
-    "columns-backward": {"columns-softmax-backward-bfloat16": "columns-backward-h200-bfloat16"},
     "models": {"models-softmax-forward-bfloat16": "models-h200-bfloat16"},
     "slide": {
         "slide-rows-softmax-forward-bfloat16": "slide-rows-h200-bfloat16",
@@ -331,7 +329,7 @@ def columns() -> str:
     """Each point of the suite `columns`: the fraction of the limit's speed, by direction and dtype."""
     kinds = [(way, dtype) for way in ("forward", "backward") for dtype in ("float32", "bfloat16")]
     found: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in rows_of("columns-alone"):
+    for row in rows_of("columns"):
         if row.provider == "onepass" and row.copy_fraction:
             case = row.case.removeprefix("softmax backward, ")
             found.setdefault(case, {})[row.direction, row.dtype] = row

@@ -8,6 +8,7 @@
 #include <vector>
 
 #define __device__
+#define __builtin_assume(condition)
 #include "cuda/kernels/pipeline.cuh"
 
 constexpr int kTile = 1 << 20;

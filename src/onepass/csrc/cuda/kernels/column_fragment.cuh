@@ -51,10 +51,10 @@ struct ColumnFragmentHalf2 {
 };
 template <class C, class T>
 constexpr bool is_half2 = sizeof(T) == 2 && (C::kVecSize > 1);
-// How many registers a thread's vectors take. The tier columns-staged does not pack elements of small types.
+// How many registers a thread's vectors take. A lone element of a small type takes one too.
 template <class C, class T>
 constexpr int fragment_registers =
-    C::kStaged && sizeof(T) < 4 ? C::kVecs * ((C::kVecSize + 1) / 2) : C::kVecs * C::kVecSize * sizeof(T) / 4;
+    sizeof(T) < 4 ? C::kVecs * ((C::kVecSize + 1) / 2) : C::kVecs * C::kVecSize * sizeof(T) / 4;
 template <class C, class T, int Vecs>
 struct ColumnFragment
     : Conditional<is_half2<C, T>, ColumnFragmentHalf2<C, T, Vecs>, UnpackedColumnFragment<C, T, Vecs>>::type {};

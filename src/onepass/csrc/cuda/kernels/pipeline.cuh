@@ -16,6 +16,7 @@ template <class T>
 __device__ inline T* advance(T* at, long long stride) {
   at += stride;
   asm volatile("" : "+l"(at));
+  __builtin_assume(__isGlobal(at));
   return at;
 }
 

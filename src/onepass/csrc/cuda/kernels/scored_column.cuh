@@ -8,11 +8,26 @@
 #include "score.cuh"
 #include "scored_row.cuh"
 
+// Where a thread's next vector of a tensor is. With Opaque the compiler adds the stride each time; otherwise it may
+// compute each address anew, which takes more instructions and fewer registers. Vectors of one element are faster with
+// it, by up to a fifth; wider ones are up to a tenth slower (H200, 2026-11-30).
+template <class T, bool Opaque>
+struct VectorCursor {
+  const T* at;
+  int64_t stride;
+  __device__ VectorCursor(const T* at, int64_t stride) : at(at), stride(stride) {
+    if constexpr (Opaque) asm volatile("" : "+l"(this->stride));
+  }
+  __device__ void move_on() { at = Opaque ? advance(at, stride) : at + stride; }
+};
+
 // Where the elements of a thread's vectors are in the tensors, and whether they are inside the window.
 template <class C>
 struct ColumnPlaces {
   typedef typename Conditional<C::kStaged, StagedTile<C>, ThreadTile<C, C::kTensors>>::type Tile;
   static constexpr int V = C::kVecSize;
+  template <class T>
+  using Cursor = VectorCursor<T, V == 1>;
   const ScoreMap& map;
   const Tile& tile;
   RowOffsets<C> first;  // of the thread's first column
@@ -75,17 +90,21 @@ struct ColumnPlaces {
   __device__ A of_column(MapTensor t, int v) const {
     return has_column(v) ? static_cast<const A*>(map.data[t])[first.at[t] + v * column_step(t)] : A(0);
   }
-  // Loads the vectors q, q + 1, ... of a tensor, but those that are outside the window.
+  // At vector q.
+  template <class T>
+  __device__ Cursor<T> cursor(MapTensor t, int q) const {
+    return {C::kStrided ? nullptr : pointer<T>(t, q), C::kStrided ? 0 : (int64_t)turn * map.steps[t]};
+  }
+  // Loads the vectors q, q + 1, ... of a tensor, at the cursor, but those that are outside the window.
   template <BesideAccess Access, class T, int Vecs>
-  __device__ void load_vectors(BesideVector<C, T> (&to)[Vecs], MapTensor t, int q) const {
+  __device__ void load_vectors(BesideVector<C, T> (&to)[Vecs], MapTensor t, int q, Cursor<T>& from) const {
     const auto load_all = [&](bool is_whole) {
-      const T* at = pointer<T>(t, q);
       unroll<Vecs>([&](int i) {
         to[i] = {};
         if (q + i < tile.count && (!C::has(kScoreWindow) || overlaps(distance(q + i))))
-          to[i].template load<Access>(C::kStrided ? pointer<T>(t, q + i) : at, column_step(t), is_whole,
+          to[i].template load<Access>(C::kStrided ? pointer<T>(t, q + i) : from.at, column_step(t), is_whole,
                                       [&](int v) { return has_column(v); });
-        if (!C::kStrided) at += (int64_t)turn * map.steps[t];
+        if (!C::kStrided) from.move_on();
       });
     };
     if ((C::kAligned && !C::kStaged) || C::kStrided || Access == BesideAccess::same || is_whole)
@@ -148,6 +167,8 @@ struct ScoringLoad : ColumnPlaces<C> {
   typedef typename C::Acc A;
   typedef typename C::Loaded T;
   typedef typename C::Bias Bias;
+  using BiasCursor = typename Base::template Cursor<Bias>;
+  using MaskCursor = typename Base::template Cursor<unsigned char>;
   using Base::map, Base::tile, Base::V;
   const ColumnFactors<C, A> factors;
   A slopes[C::has(kScoreAlibi) ? V : 1];
@@ -163,14 +184,31 @@ struct ScoringLoad : ColumnPlaces<C> {
     load_x(raw, q);
     score(to, q, [&](int i, int v) { return raw[i][v]; });
   }
-  // Scores the elements x(i, v) in the same way, from the vector `First` on, a stage at a time.
-  template <int First = 0, int Vecs, class X>
+  // Scores the elements x(i, v) in the same way.
+  template <int Vecs, class X>
   __device__ void score(ColumnFragment<C, A, Vecs>& to, int q, X x) const {
+    auto biases = cursor_of<Bias, C::has(kScoreBias)>(kMapBias, q);
+    auto masks = cursor_of<unsigned char, C::has(kScoreMask)>(kMapMask, q);
+    score_stages<0>(to, q, x, biases, masks);
+  }
+
+ private:
+  template <class B, bool Has>
+  __device__ typename Base::template Cursor<B> cursor_of(MapTensor t, int q) const {
+    if constexpr (Has)
+      return this->template cursor<B>(t, q);
+    else
+      return {nullptr, 0};
+  }
+  // Scores from the vector `First` on, a stage at a time.
+  template <int First, int Vecs, class X>
+  __device__ void score_stages(ColumnFragment<C, A, Vecs>& to, int q, X x, BiasCursor& bias_at,
+                               MaskCursor& mask_at) const {
     constexpr int kCount = Vecs - First < kStageVecs ? Vecs - First : kStageVecs;
     BesideVector<C, Bias> biases[kCount];
     BesideVector<C, unsigned char> masks[kCount];
-    if constexpr (C::has(kScoreBias)) this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First);
-    if constexpr (C::has(kScoreMask)) this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First);
+    if constexpr (C::has(kScoreBias)) this->template load_vectors<bias_access<C>>(biases, kMapBias, q + First, bias_at);
+    if constexpr (C::has(kScoreMask)) this->template load_vectors<mask_access<C>>(masks, kMapMask, q + First, mask_at);
     unroll<kCount>([&](int i) {
       const int vec = q + First + i, distance = this->distance(vec), step = this->distance_step();
       unroll<V>([&](int v) {
@@ -183,24 +221,22 @@ struct ScoringLoad : ColumnPlaces<C> {
         to.set(First + i, v, takes_part ? s : A(-infinity()));
       });
     });
-    if constexpr (First + kCount < Vecs) score<First + kCount>(to, q, x);
+    if constexpr (First + kCount < Vecs) score_stages<First + kCount>(to, q, x, bias_at, mask_at);
   }
-
- private:
   // A vector of which some columns are another tile's is loaded whole.
   template <int Vecs>
   __device__ void load_x(BesideVector<C, T> (&to)[Vecs], int q) const {
-    const T* at = this->template pointer<T>(kMapInput, q);
+    auto from = this->template cursor<T>(kMapInput, q);
     unroll<Vecs>([&](int i) {
-      if constexpr (C::kStrided) at = this->template pointer<T>(kMapInput, q + i);
+      if constexpr (C::kStrided) from.at = this->template pointer<T>(kMapInput, q + i);
       to[i] = {};
       if (q + i < tile.count && (!C::has(kScoreWindow) || this->overlaps(this->distance(q + i)))) {
         if (C::kAligned || C::kStrided || tile.is_full(q + i))
-          to[i].template load<BesideAccess::vectors>(at, 1, true, [](int) { return true; });
+          to[i].template load<BesideAccess::vectors>(from.at, 1, true, [](int) { return true; });
         else
-          to[i].template load<BesideAccess::vectors>(at, 1, false, [&](int v) { return this->has_column(v); });
+          to[i].template load<BesideAccess::vectors>(from.at, 1, false, [&](int v) { return this->has_column(v); });
       }
-      at += (int64_t)this->turn * map.steps[kMapInput];
+      if constexpr (!C::kStrided) from.move_on();
     });
   }
 };
@@ -254,11 +290,15 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
   template <int Vecs>
   __device__ void begin(int q) {
     constexpr BesideAccess kOfX = C::has(kScoreXVectors) ? BesideAccess::vectors : BesideAccess::elements;
-    if constexpr (C::has(kScoreSoftcap))
-      this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q);
-    if constexpr (kAsksMasks)
+    if constexpr (C::has(kScoreSoftcap)) {
+      auto from = this->template cursor<Out>(kMapX, q);
+      this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q, from);
+    }
+    if constexpr (kAsksMasks) {
+      auto from = this->template cursor<unsigned char>(kMapMask, q);
       this->template load_vectors<mask_access<C>>(reinterpret_cast<BesideVector<C, unsigned char>(&)[Vecs]>(masks),
-                                                  kMapMask, q);
+                                                  kMapMask, q, from);
+    }
   }
   // The gradient of element v of the i'th of those vectors, from that of its score.
   __device__ A backward(A grad, int i, int v) const {
