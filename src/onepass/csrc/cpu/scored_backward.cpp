@@ -202,6 +202,7 @@ struct ScoredBackward : ScoredGradient<F, T> {
 #pragma omp simd
       for (int64_t j = 0; j < tile.count; ++j) totals[j] += double(sums[i * tile.count + j]);
     }
+#pragma omp simd
     for (int64_t j = 0; j < tile.count; ++j) sums[j] = A(totals[j]);
   }
   template <bool kPlain>

@@ -40,10 +40,11 @@ struct ScoredGradient {
     const A* scale = nullptr;  // for short rows in a run: the scale of each element
   };
   static bool are_finite(const A* sums, int64_t count) {
-    A none = 0;  // the difference of a number that is not finite with itself is NaN
-#pragma omp simd reduction(+ : none)
-    for (int64_t k = 0; k < count; ++k) none += sums[k] - sums[k];
-    return kIsSoftmax && none == 0;
+    Vector none{}, v[1];  // the difference of a number that is not finite with itself is NaN
+    int64_t k = 0;
+    for (; k + L <= count; k += L) load_operand<A>(sums + k, 1, v), none += v[0] - v[0];
+    if (k < count) load_operand<A>(sums + k, 1, v, count - k), none += keep_lanes(v[0] - v[0], count - k, A(0));
+    return kIsSoftmax && sum_of_lanes(none) == 0;
   }
 
   // Sums --------------------------------------------------------------------------------------------------------------
@@ -106,6 +107,12 @@ struct ScoredGradient {
       load_terms<kPlain>(run, i, v, run.count - i), few += v[0];
     }
     total.add(few);
+  }
+  static ONEPASS_INLINE A sum_of_lanes(Vector lanes) {
+    if constexpr (std::is_same_v<A, float>)
+      return reduce_lanes(lanes, add);
+    else
+      return A(total_of(lanes));
   }
   static double total_of(Vector lanes) {
     Compensated all;

@@ -84,6 +84,8 @@ ScoreMap map_of(const ScoredProblem& problem, bool takes_any_order) {
   map.factor_f32 = float(map.factor), map.softcap_f32 = float(map.softcap), map.sink_f32 = float(map.sink);
   map.per_softcap = map.softcap ? 1 / map.softcap : 0, map.per_softcap_f32 = float(map.per_softcap);
   map.empty_is_zero = problem.empty_is_zero, map.of_scores = problem.of_scores;
+  map.sink_is_same = problem.has(kSink);
+  for (int d = 0; d < problem.outer.count; ++d) map.sink_is_same &= !stride_of(problem.outer, d, kSink);
   return map;
 }
 

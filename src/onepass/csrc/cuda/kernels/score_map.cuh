@@ -65,4 +65,5 @@ struct ScoreMap {
   double factor, softcap, sink, per_softcap;                 // per_softcap: 1 / softcap
   float factor_f32, softcap_f32, sink_f32, per_softcap_f32;  // the same as float
   int empty_is_zero, of_scores;                              // of_scores: see ScoredProblem
+  int sink_is_same;  // whether the sink is a tensor with one number for all rows
 };

@@ -257,7 +257,9 @@ struct ScoredColumnTensors : ScoreMap {
       if (!tile.has_column(column)) return state;
       A sink = sink_of(*this, A());
       A* lse = nullptr;
-      if (data[kMapSink] || data[kMapLse]) {
+      if (sink_is_same && !data[kMapLse]) {
+        sink = *static_cast<const A*>(data[kMapSink]);
+      } else if (data[kMapSink] || data[kMapLse]) {
         const RowOffsets<C> at(*this, tile.columns_before(column));
         if (data[kMapSink]) sink = *at.template pointer<const A>(*this, kMapSink);
         if (data[kMapLse]) lse = at.template pointer<A>(*this, kMapLse);
