@@ -317,6 +317,22 @@ def test_a_softcap_asks_no_input_that_is_masked_out(emulator, way, dtype):
     assert_close(dx, want, dtype)
 
 
+@emulated
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 9, 40), (60, 2, 171), (4, 300, 17)], ids=str)
+def test_one_sink_for_all_columns(emulator, sizes, dtype):
+    """A tensor with a single number, and one with a number for each slice, all alike."""
+    x, results = maker(dtype, seed=3)(*sizes), []
+    for shape in ((1, 1, 1), (sizes[0], 1, 1)):
+        sink, y = torch.full(shape, 0.7), torch.empty_like(x)
+        emulator.scored("softmax", {"input": x, "result": y, "sink": sink}, [1], (0.5, 0.0, -math.inf))
+        results.append(y)
+    scores = Scores(0.5, 0.0, -math.inf, None, None, None)
+    want, _ = scored.forward_arithmetic(x.double(), SideTensors(sink=sink.double()), Spec("softmax", [1], F64), scores)
+    assert_close(results[0], want, dtype)
+    assert torch.equal(*results)
+
+
 def _window(scores: Scores, x: Tensor) -> tuple[int, int, int]:
     offset = x.size(-1) - x.size(-2) if scores.offset is None else scores.offset
     least = -(2**63) if scores.left is None else -scores.left
