@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,14 +61,17 @@ def test_a_wrong_onepass_fails_the_run(fake: Any, monkeypatch: pytest.MonkeyPatc
     assert text.endswith("results: not saved (--json FILE saves them)\nexit status 1\n")
 
 
-def test_an_interrupted_run_keeps_what_it_has(fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_has(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
     from onepass.tools.bench import runner
 
     real = runner.make_inputs
 
     def make_inputs(case: Any, *arguments: Any) -> Any:
         if case.name == "maps":
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return real(case, *arguments)
 
     monkeypatch.setattr(runner, "make_inputs", make_inputs)

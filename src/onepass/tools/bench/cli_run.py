@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -311,6 +313,19 @@ def emulate_variant(variant: Variant, case: Case, dtype: str, seed: int, launch:
     return int(wrong is not None)
 
 
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """A context in which the signal that `timeout` sends interrupts a run as Ctrl+C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _run(runner: Runner, pairs: Sequence[tuple[Case, str]], head: Sequence[str], about: dict[str, Any]) -> int:
     """Runs with a progress display. Returns 1 if the GPU was lost, 130 if the run was interrupted, else 0."""
     e = runner.results.environment
@@ -324,7 +339,7 @@ def _run(runner: Runner, pairs: Sequence[tuple[Case, str]], head: Sequence[str],
     progress = runner.progress = Progress(len(pairs), title, console())
     status = 0
     try:
-        with progress:
+        with progress, _sigterm_interrupts():
             runner.run(pairs)
     except DeviceLost as error:
         progress.say(f"stopped: {error}")
