@@ -12,30 +12,27 @@ from lib.paths import ROOT
 from lib.scripts import load_script
 from lib.warmup import needs_nvrtc
 from onepass import native
+from onepass._kernel_compiler import Kernel
 from onepass.native import PASSES
 
-HALF = (torch.bfloat16, torch.bfloat16)
+BF16 = torch.bfloat16
 
 
 @pytest.mark.parametrize("options", ["scale", "scale mask", "scale causal"])
 @pytest.mark.parametrize("which", PASSES[:2])
-def test_calls_of_attention_are_those_of_the_wheel(options, which):
+def test_calls_of_attention_find_their_kernels(options, which):
     """Each kernel that a call of such a length takes is in the list that the wheel is made from."""
     script = load_script("make_kernels")
-    plain = options.replace("scale ", "") if which == "backward" and options != "scale" else options
-    listed = set()
-    for kind in {options, plain}:
-        listed |= set(native.call_kernels(f"softmax {kind}", which, HALF, -1, 90, script.SCORE_LENGTHS))
-    for n in (64, 197, 1024, 1000, 4096, 16384):
+    listed = script.score_kernels(90, [BF16, torch.float32], script.SCORE_LENGTHS, backward=which == "backward")
+    assert {kernel.x_type for kernel in listed} == {BF16}
+    call, types, lengths = f"softmax {options}", (BF16, BF16), (64, 197, 1024, 1000, 4096, 16384)
+    known = native.call_kernels(call, which, types, -1, 90, lengths)
+    for n in lengths:
         for rows in (1, 12, 4096, 300_000):
-            launch = native.call_plan(
-                f"softmax {options}", HALF, (rows, n), (n, 1) * 2, 1, chip=(90, 132, "NVIDIA H200"), which=which
-            )
-            assert set(launch["kernels"]) <= listed, (n, rows)
-    kernels = script.score_kernels(90, [torch.bfloat16, torch.float32], [64, 1024], which == "backward")
-    assert kernels
-    assert all(kernel.x_type in HALF for kernel in kernels)
-    assert len(kernels) == len(set(kernels))
+            shape = (rows, n), (n, 1) * 2, 1
+            launch = native.call_plan(call, types, *shape, chip=(90, 132, "NVIDIA H200"), which=which)
+            for name in launch["kernels"]:
+                assert Kernel(*known[name]) in listed, (n, rows)
 
 
 @pytest.mark.slow
