@@ -171,7 +171,7 @@ class Emulator:
         written = [out, tensors.get("lse"), tensors.get("bias") if makes_bias_grad else None]
         others = [t for t in given if t is not None and all(t is not each for each in written)]
         self.begin(others, out)
-        for name in ("bias", "mask"):  # the aligned words that hold them are read
+        for name in ("bias", "mask", "of_cap"):  # the aligned words that hold them are read
             if name in tensors:
                 begin, end = _storage(tensors[name])
                 is_written = name == "bias" and makes_bias_grad

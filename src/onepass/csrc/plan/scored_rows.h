@@ -65,11 +65,11 @@ inline int64_t pitch_of(const ScoredProblem& problem, ScoredTensor tensor) {
   return last < 0 ? problem.n : stride_of(problem.outer, last, tensor);
 }
 
-// Rows whose scores are kept in registers. A thread has at most kMostVecs vectors, so that all of its loads are in
-// flight at once. The lanes of a warp share a row, or the warps of a block do. (A block has 1, 2, 4, ... warps: other
-// numbers do not fill a multiprocessor's four schedulers evenly.) Of longer rows of half types, a thread keeps kKept
-// scores in registers and its other elements in shared memory. If there is a bias or a mask, which would be read again,
-// all are in registers (sweeps, H200, 2026-11-29).
+// Longer rows whose scores are kept in registers. A thread has at most kMostVecs vectors, so that all of its loads are
+// in flight at once. A warp takes a row, or the warps of a block do. (A block has 1, 2, 4, ... warps: other numbers do
+// not fill a multiprocessor's four schedulers evenly.) Of very long rows of half types, a thread keeps kKept scores in
+// registers and its other elements in shared memory. If there is a bias or a mask, which would be read again, all are
+// in registers (sweeps, H200, 2026-11-29).
 constexpr int kMostVecs = 5, kKept = 16, kManyScores = 48;
 constexpr int kLeastThreads = 64, kMostThreads = 256, kMostEach = 80;
 
@@ -81,15 +81,13 @@ inline std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int 
   // The least number of threads that holds the row, or a larger one if an eighth fewer of them are idle.
   int threads = 0;
   int64_t least = INT64_MAX / 8;
-  for (int some = 1; some <= kMostThreads; some *= 2) {
-    const int64_t each = ceil_div(vecs, some), most = some < 4 ? 2 : some < 32 ? 3 : kMostVecs;
-    if (each <= most && each * some * 8 < least * 7) threads = some, least = each * some;
-    if (some >= vecs) break;
+  for (int some = 32; some <= kMostThreads; some *= 2) {
+    const int64_t each = ceil_div(vecs, some);
+    if (each <= kMostVecs && each * some * 8 < least * 7) threads = some, least = each * some;
   }
-  if (threads && threads <= 32) {
-    const int together = reads_beside ? kThreads / 2 : kThreads;
-    const int items = int(ceil_div(vecs, threads)) * width;
-    return CudaPlan{Tier::warp, threads, together / threads, items, width, 1, 0, access};
+  if (threads == 32) {
+    const int rows = (reads_beside ? kThreads / 2 : kThreads) / threads, items = int(ceil_div(vecs, threads)) * width;
+    return CudaPlan{Tier::warp, threads, rows, items, width, 1, 0, access};
   }
   const auto share = [&](int blocks, int threads, int kept_scores) {
     const auto each = [&](int64_t of) { return int(ceil_div(of, int64_t(threads) * blocks)); };
@@ -116,74 +114,141 @@ inline std::optional<CudaPlan> plan_registers(const ScoredProblem& problem, int 
   return best;
 }
 
-// The plan of rows that are like these but have no score. Scores are kept in the accumulator's type, as the elements of
-// other calls whose result is wider than a half type.
-inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
-  const ScoredOperands operands(problem);
-  const int full = operands.full();
-  int width = full;
-  const auto differ = [&](int by) {
-    for (int i = 1; i < operands.count; ++i) {
-      if (!in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by)) return true;
-    }
-    return false;
+// Rows that few lanes share, of elements of two or four bytes (sweeps of 264 random calls, H200, 2026-11-30). What a
+// thread computes once per row takes as long as about ten elements, so each has many. `by`: the elements of the widest
+// vectors of which all rows are whole numbers. `width`: those of the widest vectors in which all tensors are in phase.
+constexpr int64_t kMiddle = 704, kShort = 128, kTiled = 32;
+constexpr int kStagedVector = 4;  // elements of a vector in the tier staged
+
+inline std::optional<CudaPlan> plan_lanes(const ScoredProblem& problem, int by, int width, bool is_tiled) {
+  const int64_t n = problem.n;
+  const bool half = size_of(problem.in) == 2, whole = by > 1;
+  // As few lanes as hold the row with at most `most` elements each, in blocks of `threads`.
+  const auto share = [&](Tier tier, int vector, VecAccess access, int most, int threads) {
+    const bool begins_whole = tier == Tier::staged || access == VecAccess::aligned;
+    const int64_t vecs = ceil_div(n + (begins_whole ? 0 : vector - 1), int64_t(vector));
+    int lanes = 1;
+    while (lanes < 32 && ceil_div(vecs, lanes) * vector > most) lanes *= 2;
+    const int items = int(ceil_div(vecs, lanes)) * vector, turns = tier == Tier::staged ? 2 : 0;
+    return CudaPlan{tier, lanes, threads / lanes, items, vector, 1, turns, access};
   };
-  while (width > 1 && (width > problem.n || differ(width))) width /= 2;
-  const auto aligned_at = [&](int by) {
+  const auto aligned = [&](int most, int threads) {
+    return share(Tier::warp, problem.is_backward() ? by : std::min(by, 4), VecAccess::aligned, most, threads);
+  };
+  const auto unaligned = [&](int vector, int most, int threads) -> std::optional<CudaPlan> {
+    vector = std::min(vector, width);
+    if (vector == 1) return {};
+    return share(Tier::warp, vector, VecAccess::predicated, most, threads);
+  };
+  // In the tier staged rows of a multiple of four elements would begin in few banks.
+  const bool takes_tiles = n <= kTiled && n % 4 && is_tiled && (half || !whole);
+  const auto tiles = [&](int most) {
+    return share(Tier::staged, kStagedVector, VecAccess::predicated, most, kThreads);
+  };
+  if (problem.is_backward()) {
+    if (n > kShort && half) return by == 8 ? aligned(24, kThreads) : unaligned(8, 24, kThreads);
+    if (n > kShort) return by == 4 ? aligned(12, 64) : unaligned(4, 12, 64);
+    if (by >= 4) return aligned(half ? 12 : 8, kThreads);
+    if (takes_tiles) return tiles(20);
+    if (!half) return whole && n <= kTiled ? aligned(4, 64) : unaligned(4, 12, 64);
+    return whole ? unaligned(4, 16, 64) : unaligned(8, 16, kThreads);
+  }
+  if (n > kShort) {
+    const int most = half ? 28 : 24, threads = half ? kThreads : 64;
+    return whole ? aligned(most, threads) : unaligned(4, most, threads);
+  }
+  if (by >= 4) return aligned(n <= kTiled ? 12 : half ? 24 : 16, 64);
+  if (takes_tiles) return tiles(36);
+  if (n <= kShort / 2) return whole ? aligned(12, kThreads) : unaligned(2, 16, 64);
+  return whole ? aligned(16, 64) : half ? unaligned(2, 24, 64) : unaligned(4, 16, 64);
+}
+
+// How the rows of a problem lie in memory.
+struct ScoredAlignment {
+  const ScoredProblem& problem;
+  const ScoredOperands operands{problem};
+  int width = operands.full();  // elements of the widest vectors in which all operands are in phase
+  int64_t pitches[3] = {};      // the stride from row to row of each operand
+  // Rows that lie one after another, with gaps of at most half a row, may be copied as one piece.
+  bool is_tiled = problem.rows > 1 && !batch_invariant();
+
+  explicit ScoredAlignment(const ScoredProblem& of) : problem(of) {
+    while (width > 1 && (width > problem.n || !are_in_phase(width))) width /= 2;
+    for (int i = 0; i < operands.count; ++i) {
+      pitches[i] = pitch_of(problem, operands.tensors[i]);
+      is_tiled &= pitches[i] >= problem.n && pitches[i] <= problem.n + problem.n / 2;
+    }
+  }
+  // Whether all rows begin with a vector of so many elements.
+  bool aligned_at(int by) const {
     bool aligned = true;
     for (int i = 0; i < operands.count; ++i) aligned &= is_aligned(problem, operands.tensors[i], operands.sizes[i], by);
     return aligned;
-  };
-  const bool aligned = aligned_at(full);
+  }
+  // The elements of the widest vectors of which all rows are whole numbers.
+  int whole() const {
+    int by = operands.full();
+    while (by > 1 && !(problem.n % by == 0 && aligned_at(by))) by /= 2;
+    return by;
+  }
+
+ private:
+  bool are_in_phase(int by) const {
+    bool same = true;
+    for (int i = 1; i < operands.count; ++i)
+      same &= in_phase(problem, kInput, operands.sizes[0], operands.tensors[i], operands.sizes[i], by);
+    return same;
+  }
+};
+
+// The plan of rows that are like these but have no score. Scores are kept in the accumulator's type, as the elements of
+// other calls whose result is wider than a half type.
+inline CudaPlan plan_unscored(const ScoredAlignment& rows, const Gpu& gpu) {
+  const ScoredProblem& problem = rows.problem;
+  const ScoredOperands& operands = rows.operands;
   const int64_t n = problem.n;
-  const bool backward = problem.is_backward();
+  const int full = operands.full();
+  const bool backward = problem.is_backward(), is_tiled = rows.is_tiled;
   const DType wide = problem.accumulator();
   const DType kept = !backward && problem.in != wide && problem.out != wide ? wide : problem.out;
-  // Rows that lie one after another, with gaps of at most half a row, may be copied as one piece.
-  int64_t pitches[3] = {};
-  bool is_tiled = problem.rows > 1 && !batch_invariant();
-  for (int i = 0; i < operands.count; ++i) {
-    pitches[i] = pitch_of(problem, operands.tensors[i]);
-    is_tiled &= pitches[i] >= n && pitches[i] <= n + n / 2;
+  // If the rows are no tile, their pitch is replaced by any pitch that is longer and aligns rows in the same way.
+  const int64_t gap = up_to(n, full) + full, other = n + gap + (rows.aligned_at(full) ? up_to(n, full) - n : 1 - n % 2);
+  const int64_t pitch = is_tiled ? rows.pitches[0] : other,
+                second = is_tiled ? rows.pitches[1] : other + (rows.width < full ? rows.width : 0);
+  Layout layout;
+  layout.add({std::max<int64_t>(problem.rows, 2), {pitch, second, backward && is_tiled ? rows.pitches[1] : second, 0}},
+             false);
+  layout.add({n, {1, 1, 1, 0}}, true);
+  layout.view = View::rows;
+  Problem like = backward ? Problem::backward(layout, problem.function, problem.in, kept)
+                          : Problem::forward(layout, problem.function, problem.in, kept);
+  for (int i = 0; i < operands.count && is_tiled; ++i) {
+    const int by = backward ? (i == 0 ? kSaved : i == 1 ? kGrad : kDx) : i;
+    like.layout.outer.dims[0].strides[by] = rows.pitches[i];
+    like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
   }
-  // Otherwise their pitch is replaced by any pitch that is longer and aligns rows in the same way.
-  const int64_t gap = up_to(n, full) + full, other = n + gap + (aligned ? up_to(n, full) - n : 1 - n % 2);
-  const int64_t pitch = is_tiled ? pitches[0] : other,
-                second = is_tiled ? pitches[1] : other + (width < full ? width : 0);
-  const auto plan_like = [&](DType in, DType out) {
-    Layout layout;
-    layout.add({std::max<int64_t>(problem.rows, 2), {pitch, second, backward && is_tiled ? pitches[1] : second, 0}},
-               false);
-    layout.add({n, {1, 1, 1, 0}}, true);
-    layout.view = View::rows;
-    Problem like = backward ? Problem::backward(layout, problem.function, in, out)
-                            : Problem::forward(layout, problem.function, in, out);
-    for (int i = 0; i < operands.count; ++i) {
-      const int by = backward ? (i == 0 ? kSaved : i == 1 ? kGrad : kDx) : i;
-      if (is_tiled) {
-        like.layout.outer.dims[0].strides[by] = pitches[i];
-        like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
-      }
-    }
-    Gpu alone = gpu;  // blocks of scored rows exchange no messages
-    alone.cooperative = 0;
-    return plan_rows(like, alone, batch_invariant(), true);
-  };
-  const CudaPlan plan = plan_like(problem.in, kept);
-  const bool of_one_size = !backward && size_of(problem.in) == size_of(problem.out) && size_of(problem.in) <= 4;
-  if (!of_one_size || batch_invariant()) return plan;
-  constexpr int64_t kLeastVecs = 8;  // of rows whose vectors begin anywhere
-  if (is_tiled && !aligned && n < width * kLeastVecs) {
-    const CudaPlan of_its_types = plan_like(problem.in, problem.out);
-    if (of_its_types.tier == Tier::staged) return of_its_types;
-    if (of_its_types.tier == Tier::warp && of_its_types.access == VecAccess::aligned) return of_its_types;
+  Gpu alone = gpu;  // blocks of scored rows exchange no messages
+  alone.cooperative = 0;
+  CudaPlan plan = plan_rows(like, alone, batch_invariant(), true);
+  if (plan.tier == Tier::staged) {
+    plan.vec_size = kStagedVector;
+    plan.items_per_thread = int(ceil_div(n, plan.threads_per_row * kStagedVector)) * kStagedVector;
   }
-  int by = width;
-  while (by > full / 2 && !(n % by == 0 && aligned_at(by))) by /= 2;
-  const bool whole = n % by == 0 && aligned_at(by);
-  if (width == 1) return plan;
-  const auto own = plan_registers(problem, whole ? by : width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
-  return own ? *own : plan;
+  return plan;
+}
+
+inline CudaPlan plan_scored(const ScoredProblem& problem, const Gpu& gpu) {
+  const ScoredAlignment rows(problem);
+  const int size = size_of(problem.in), by = rows.whole();
+  std::optional<CudaPlan> own;
+  if (size == size_of(problem.out) && size <= 4 && !batch_invariant()) {
+    const bool whole = by >= std::min(rows.width, rows.operands.full() / 2);
+    if (problem.n <= kMiddle)
+      own = plan_lanes(problem, by, rows.width, rows.is_tiled);
+    else if (!problem.is_backward() && rows.width > 1)
+      own = plan_registers(problem, whole ? by : rows.width, whole ? VecAccess::aligned : VecAccess::predicated, gpu);
+  }
+  return own ? *own : plan_unscored(rows, gpu);
 }
 
 // The gradient of a bias (rows_bias_grad.cu). A thread has a limited number of elements of each of the rows that share

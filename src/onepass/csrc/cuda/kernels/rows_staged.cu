@@ -5,21 +5,35 @@
 //   tile of each operand -> shared memory -> a few lanes per row: its state, or sum -> epilogue ->
 //   shared memory -> tile of results
 //
-// A thread has kVecs elements of each operand. The elements of a row go to the same threads as in rows_onchip.cu with
-// kVecSize 1, so that forward results have the same bits.
+// A thread has kVecs vectors of kVecSize elements of each operand. Vectors of scored rows have several elements, so
+// that a thread also reads a bias or a mask in vectors. In other rows they have one. Then the elements of a row go to
+// the same threads as in rows_onchip.cu with kVecSize 1, so that forward results have the same bits.
 #include "block_reduce.cuh"
 #include "config.cuh"
 #include "row_backward.cuh"
 #include "row_fragment.cuh"
 
-// The type of an element together with the bias and mask of its score; only for scored rows.
+// The vectors of a bias and a mask; only for scored rows.
 template <class Operand, bool IsScored>
-struct Elements {
-  typedef typename Operand::Element Type;
+struct BesideOf {
+  typedef typename Operand::Vectors Type;
 };
 template <class Operand>
-struct Elements<Operand, false> {
+struct BesideOf<Operand, false> {
   typedef char Type;
+};
+
+// The elements of a row of n elements that a lane has, numbered from 0. n is 0 if there is no row.
+template <class C>
+struct LaneElements {
+  static constexpr int V = C::kVecSize, kLanes = C::kThreadsPerRow, kCount = C::kVecs * V;
+  const int lane, n;
+
+  // Where an element is in the row.
+  __device__ int position(int e) const { return (e / V * kLanes + lane) * V + e % V; }
+  // Whether a vector belongs to the row whole. By their plan, all vectors of a scored row but the last do.
+  __device__ bool is_whole(int i) const { return (C::kIsScored && i + 1 < C::kVecs) || position(i * V) + V <= n; }
+  __device__ bool exists(int e) const { return (C::kIsScored && e / V + 1 < C::kVecs) || position(e) < n; }
 };
 
 // A thread's elements of a row in the forward, and the state of the row.
@@ -32,9 +46,9 @@ struct Forward {
   typedef typename C::Sum L;
   typedef typename C::Epilogue Epilogue;
   typedef typename C::Rows Rows;
-  static constexpr int kOperands = 1, kLanes = C::kThreadsPerRow;
+  static constexpr int kOperands = 1, kLanes = C::kThreadsPerRow, V = C::kVecSize, kCount = C::kVecs * V;
   static constexpr bool kOnePerRow = Epilogue::kOnePerRow;
-  A elements[C::kVecs];
+  A elements[kCount];
   State<A> state;
 
   static __device__ const In* tensor(const Rows& rows, int) { return rows.operand(0); }
@@ -43,44 +57,64 @@ struct Forward {
   // The other tensors of the scores. They are read while the rows are being copied.
   struct Beside {
     typename C::Operand operand;
-    typename Elements<typename C::Operand, C::kIsScored>::Type elements[C::kVecs];
-    __device__ Beside(const Rows& rows, int64_t index, int lane, int length)
-        : operand(rows.row(length ? index : 0, length).operand) {
-      if constexpr (C::kIsScored)
-        unroll<C::kVecs>([&](int i) { elements[i] = operand.load_beside_one(i * kLanes + lane); });
+    typename BesideOf<typename C::Operand, C::kIsScored>::Type vectors[C::kVecs];
+    __device__ Beside(const Rows& rows, int64_t index, const LaneElements<C>& own)
+        : operand(rows.row(own.n ? index : 0, own.n).operand) {
+      if constexpr (C::kIsScored) {
+        unroll<C::kVecs>([&](int i) {
+          if (own.is_whole(i))
+            operand.template load_beside<true>(vectors[i], own.position(i * V), 0);
+          else
+            operand.template load_beside<false>(vectors[i], own.position(i * V), 0);
+        });
+      }
     }
   };
-  __device__ Forward(Beside& beside, const In* const* row, int lane, int length) {
-    auto& operand = beside.operand;
-    unroll<C::kVecs>([&](int i) {
-      const int j = i * kLanes + lane;
-      const In raw = j < length ? row[0][j] : C::Operand::template neutral<In>();
-      if constexpr (C::kIsScored)
-        beside.elements[i].x = raw, elements[i] = operand.score_one(beside.elements[i], j);
-      else
-        elements[i] = operand(raw);
-    });
+  __device__ Forward(const Beside& beside, const In* const* row, const LaneElements<C>& own) {
+    const auto& operand = beside.operand;
+    const auto raw = [&](int e) {
+      return own.exists(e) ? row[0][own.position(e)] : C::Operand::template neutral<In>();
+    };
+    if constexpr (C::kIsScored) {
+      if (own.n) {
+        unroll<C::kVecs>([&](int i) {
+          const auto x = [&](int v) { return raw(i * V + v); };
+          const int first = own.position(i * V);
+          if (own.is_whole(i))
+            operand.template score<true>(beside.vectors[i], x, first, elements + i * V);
+          else
+            operand.template score<false>(beside.vectors[i], x, first, elements + i * V);
+        });
+      } else {
+        unroll<kCount>([&](int e) { elements[e] = -infinity(); });
+      }
+    } else {
+      unroll<kCount>([&](int e) { elements[e] = operand(raw(e)); });
+    }
     A m = -infinity();
-    unroll<C::kVecs>([&](int i) { m = max_(elements[i], m); });
-    if constexpr (C::kIsScored) m = operand.max_with_sink(m, lane == 0);
+    unroll<kCount>([&](int e) { m = max_(elements[e], m); });
+    if constexpr (C::kIsScored) m = operand.max_with_sink(m, own.lane == 0);
     m = warp_reduce<kLanes>(m, Max());
+    typedef ShiftedExp<C, C::kIsScored && !Epilogue::kTakesX> Shifted;
+    if (Shifted::subtracts(m)) unroll<kCount>([&](int e) { elements[e] = Shifted::subtract(elements[e], m); });
+    const Shifted shifted(m);
     const A base = finite_or_zero(m);
-    L l = accurate_sum<L, C::kVecs>([&](int i) {
-      if (Epilogue::kTakesX) return exp_for_sum<Out>(elements[i] - base);
-      return elements[i] = exp_<Out>(elements[i] - base);
+    L l = accurate_sum<L, kCount>([&](int e) {
+      if constexpr (Epilogue::kTakesX) return exp_for_sum<Out>(elements[e] - base);
+      return elements[e] = C::kIsScored ? shifted(elements[e]) : exp_<Out>(elements[e] - base);
     });
-    if constexpr (C::kIsScored) l = operand.add_sink(l, m, lane == 0);
+    if constexpr (C::kIsScored) l = operand.add_sink(l, m, own.lane == 0);
     state = {m, value_of(warp_reduce<kLanes>(l, Sum()))};
-    if constexpr (C::kIsScored) state = operand.finish(state, lane == 0);
+    if constexpr (C::kIsScored) state = operand.finish(state, own.lane == 0);
   }
   template <class F>
   __device__ void for_each_result(F f) const {
     const Epilogue epilogue(state);
-    unroll<C::kVecs>([&](int i) {
+    unroll<kCount>([&](int e) {
       if constexpr (Epilogue::kTakesX)
-        f(i, epilogue(elements[i]));
+        f(e, epilogue(elements[e]));
       else
-        f(i, epilogue.from_exp(elements[i]));
+        f(e, epilogue.from_exp(elements[e]));
     });
   }
 };
@@ -93,10 +127,10 @@ struct Backward {
   typedef typename C::Out Out;
   typedef typename C::Acc A;
   typedef typename C::Rows Rows;
-  static constexpr int kOperands = 2, kLanes = C::kThreadsPerRow;
+  static constexpr int kOperands = 2, kLanes = C::kThreadsPerRow, V = C::kVecSize, kCount = C::kVecs * V;
   static constexpr bool kOnePerRow = false;
-  const int lane;
-  A y[C::kVecs], g[C::kVecs];
+  const LaneElements<C> own;
+  A y[kCount], g[kCount];
   A sum;
 
   static __device__ const In* tensor(const Rows& rows, int o) { return rows.operand(o); }
@@ -104,20 +138,22 @@ struct Backward {
 
   struct Beside {
     typename C::Score score;
-    Out x[C::has(kScoreSoftcap) ? C::kVecs : 1];
-    __device__ Beside(const Rows& rows, int64_t index, int lane, int length)
-        : score(rows.row(length ? index : 0, length).score) {
-      if constexpr (C::has(kScoreSoftcap)) unroll<C::kVecs>([&](int i) { x[i] = score.load_x_one(i * kLanes + lane); });
+    BesideVector<C, Out> x[C::has(kScoreSoftcap) ? C::kVecs : 1];
+    __device__ Beside(const Rows& rows, int64_t index, const LaneElements<C>& own)
+        : score(rows.row(own.n ? index : 0, own.n).score) {
+      if constexpr (C::has(kScoreSoftcap))
+        unroll<C::kVecs>([&](int i) { score.load_x(x[i], own.position(i * V), own.is_whole(i)); });
     }
   };
-  const Beside beside;
-  __device__ Backward(const Beside& beside, const In* const* row, int lane, int length) : lane(lane), beside(beside) {
-    unroll<C::kVecs>([&](int i) {
-      const int j = i * kLanes + lane;
-      y[i] = g[i] = 0;
-      if (j < length) y[i] = to_acc(row[0][j]), g[i] = to_acc(row[1][j]);
+  const Beside& beside;
+  __device__ Backward(const Beside& beside, const In* const* row, const LaneElements<C>& own)
+      : own(own), beside(beside) {
+    unroll<kCount>([&](int e) {
+      y[e] = g[e] = 0;
+      if ((!C::kIsScored || own.n) && own.exists(e))
+        y[e] = to_acc(row[0][own.position(e)]), g[e] = to_acc(row[1][own.position(e)]);
     });
-    const auto terms = accurate_sum<typename C::Sum, C::kVecs>([&](int i) { return sum_term<C>(y[i], g[i]); });
+    const auto terms = accurate_sum<typename C::Sum, kCount>([&](int e) { return sum_term<C>(y[e], g[e]); });
     sum = value_of(warp_reduce<kLanes>(terms, Sum()));
   }
   template <class F>
@@ -129,12 +165,12 @@ struct Backward {
  private:
   template <bool HasOutsiders, class F>
   __device__ void for_each_result(const InputGrad<C>& grad, F f) const {
-    unroll<C::kVecs>([&](int i) {
-      const int j = i * kLanes + lane;
+    unroll<kCount>([&](int e) {
+      const int j = own.position(e);
       if constexpr (C::has(kScoreSoftcap))
-        f(i, grad.template at<HasOutsiders>(y[i], g[i], j, beside.x[i]));
+        f(e, grad.template at<HasOutsiders>(y[e], g[e], j, beside.x[e / V][e % V]));
       else
-        f(i, grad.template at<HasOutsiders>(y[i], g[i], j));
+        f(e, grad.template at<HasOutsiders>(y[e], g[e], j));
     });
   }
 };
@@ -149,7 +185,7 @@ constexpr int kOtherRegisters = C::kIsScored ? 56 : 40;
 #endif
 constexpr int kBesideEach = C::kIsBackward ? C::has(kScoreSoftcap) : C::has(kScoreBias) + C::has(kScoreMask);
 constexpr int kFit =
-    65536 / (kThreads * (kOtherRegisters + (Op::kOperands * C::kVecs * 9 / 8) + kBesideEach * C::kVecs));
+    65536 / (kThreads * (kOtherRegisters + (Op::kOperands * Op::kCount * 9 / 8) + kBesideEach * Op::kCount));
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 constexpr int kVecBytes = 16;
 
@@ -218,7 +254,7 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
   typedef typename Op::C C;
   typedef typename C::In In;
   typedef typename C::Result Result;
-  const int n = (int)rows.n, lane = threadIdx.x % kLanes;
+  const int n = (int)rows.n;
 
   for (int64_t begin = (int64_t)blockIdx.x * tile_rows; begin < rows.count; begin += (int64_t)gridDim.x * tile_rows) {
     const int here = rows.count - begin < tile_rows ? (int)(rows.count - begin) : tile_rows;
@@ -231,27 +267,30 @@ __device__ inline void compute(const typename Op::Rows& rows, int tile_rows, int
     });
     AsyncCopy::commit();
     const int of_block = threadIdx.x / kLanes;
-    typename Op::Beside beside(rows, begin + of_block, lane, of_block < here ? n : 0);
+    const auto elements_of = [&](int row) { return LaneElements<C>{(int)(threadIdx.x % kLanes), row < here ? n : 0}; };
+    typename Op::Beside beside(rows, begin + of_block, elements_of(of_block));
     AsyncCopy::wait<0>();
     const Span<Result> to(rows.results(), begin, here, n, Op::kOnePerRow ? n : rows.result_stride());
     Result* const results = reinterpret_cast<Result*>(dynamic_smem + result_at + to.skip);
     __syncthreads();
     for (int first = 0; first < here; first += C::kRowsPerBlock) {
       const int row = first + of_block, next = row + C::kRowsPerBlock;
+      const LaneElements<C> own = elements_of(row);
       const In* at[Op::kOperands];
       unroll<Op::kOperands>([&](int o) { at[o] = tiles[o] + row * (int)Op::stride(rows, o); });
-      const Op op(beside, at, lane, row < here ? n : 0);
-      if (first + C::kRowsPerBlock < here) beside = typename Op::Beside(rows, begin + next, lane, next < here ? n : 0);
-      if (row >= here) continue;
-      if constexpr (Op::kOnePerRow) {
-        if (lane == 0) C::Epilogue::store(op.state, rows.result(begin + row, rows.row(begin + row)), rows.count);
-      } else {
-        Result* const result = results + row * to.stride;
-        op.for_each_result([&](int i, typename C::Acc value) {
-          const int j = i * kLanes + lane;
-          if (j < n) result[j] = from_acc<Result>(value);
-        });
+      const Op op(beside, at, own);
+      if (row < here) {
+        if constexpr (Op::kOnePerRow) {
+          if (own.lane == 0) C::Epilogue::store(op.state, rows.result(begin + row, rows.row(begin + row)), rows.count);
+        } else {
+          Result* const result = results + row * to.stride;
+          const LaneElements<C> of_whole = {own.lane, n};
+          op.for_each_result([&](int e, typename C::Acc value) {
+            if (of_whole.exists(e)) result[of_whole.position(e)] = from_acc<Result>(value);
+          });
+        }
       }
+      if (first + C::kRowsPerBlock < here) beside = typename Op::Beside(rows, begin + next, elements_of(next));
     }
     __syncthreads();
     if constexpr (!Op::kOnePerRow) copy_out(to, dynamic_smem + result_at);
