@@ -164,7 +164,7 @@ bool run_seed(int seed, int calls, Looked* looked) {
 }
 
 // Every size, stride, type, function and address modulo 16 counts in the key of a launch, by itself, and so do the
-// device, batch invariance and the tables.
+// device, batch invariance, the tables and what the plan of scores depends on.
 bool each_counts(const Problem& problem) {
   const LaunchKey own(problem, 0, false, 1);
   bool right = true;
@@ -175,6 +175,7 @@ bool each_counts(const Problem& problem) {
   expect(true, "device 2", LaunchKey(problem, 2, false, 1));
   expect(true, "batch invariance", LaunchKey(problem, 0, true, 1));
   expect(true, "tables", LaunchKey(problem, 0, false, 2));
+  for (const unsigned scores : {1u, 2u, 4u}) expect(true, "scores", LaunchKey(problem, 0, false, 1, scores));
   const auto change = [&](bool counts, const std::string& what, auto&& make) {
     Problem changed = problem;
     make(changed);

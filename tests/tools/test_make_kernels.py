@@ -33,6 +33,7 @@ def test_calls_of_attention_find_their_kernels(options, which):
             launch = native.call_plan(call, types, *shape, chip=(90, 132, "NVIDIA H200"), which=which)
             for name in launch["kernels"]:
                 assert Kernel(*known[name]) in listed, (n, rows)
+                assert name.endswith("-DBIAS_TYPE=float"), "without a bias all calls take the same kernel"
 
 
 @pytest.mark.slow

@@ -26,7 +26,8 @@ FORCED = {  # of rows of 37 elements, and of 36, which are whole vectors
     "warp float32": (F32, 37, Plan(Tier.WARP, 8, 16, 8, 4, 1, 0, Access.PREDICATED)),
     "warp, elements": (F16, 37, Plan(Tier.WARP, 16, 8, 4, 1, 1, 0, Access.PREDICATED)),
     "warp, aligned": (BF16, 36, Plan(Tier.WARP, 4, 32, 12, 4, 1, 0, Access.ALIGNED)),
-    "staged": (BF16, 37, Plan(Tier.STAGED, 4, 32, 10, 1, 1, 1, Access.PREDICATED)),
+    "staged": (BF16, 37, Plan(Tier.STAGED, 4, 32, 12, 4, 1, 1, Access.PREDICATED)),
+    "staged, a lane": (BF16, 26, Plan(Tier.STAGED, 1, 128, 28, 4, 1, 2, Access.PREDICATED)),
     "block": (BF16, 37, Plan(Tier.BLOCK, 32, 1, 16, 8, 1, 0, Access.PREDICATED)),
     "block of two warps": (F16, 519, Plan(Tier.BLOCK, 64, 1, 16, 8, 1, 0, Access.PREDICATED)),
     "block of two warps, aligned": (F32, 520, Plan(Tier.BLOCK, 64, 1, 12, 4, 1, 0, Access.ALIGNED)),
@@ -135,6 +136,16 @@ def test_each_way_to_take_columns_in_the_emulator(emulator, name, parts):
     solve_in_emulator(emulator, call, 1, parts, plan, plan)
 
 
+@emulated
+def test_columns_keep_their_plan(emulator):
+    """A thread remembers the plans of its latest calls: calls that were made before need no other kernel."""
+    for round_of_calls in range(2):
+        before = len(emulator.kernels_run)
+        for parts in ("number", "mask", "bias"):
+            solve_in_emulator(emulator, drawn(BF16, (2, 9, 33), PARTS[parts], 3), 1, parts)
+        assert bool(emulator.kernels_run[before:]) == (round_of_calls == 0)
+
+
 WINDOWS = ((2**62, 0, -90), (9, 4, -50), (2, 2, 60))
 SKIPPING = {  # longer columns
     "aligned": {"items_per_thread": 136},
@@ -166,14 +177,19 @@ def test_columns_outside_the_window_are_not_read_for_a_gradient(emulator, name, 
 
 
 def solve_in_emulator(
-    emulator: Any, call: tuple[Tensor, SideTensors, Scores], dim: int, parts: str, plan: Plan, of_gradient: Plan
+    emulator: Any,
+    call: tuple[Tensor, SideTensors, Scores],
+    dim: int,
+    parts: str,
+    plan: Plan | None = None,
+    of_gradient: Plan | None = None,
 ) -> None:
     x, side, scores = call
     dtype = x.dtype
     spec = Spec("log_softmax" if parts == "bias" else "softmax", [dim], None, False, "cpu")
     double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
     want, want_lse = scored.forward_arithmetic(x.double(), double, spec, scores)
-    place = (lambda t: t.clone()) if plan.access == Access.ALIGNED else inner
+    place = (lambda t: t.clone()) if plan and plan.access == Access.ALIGNED else inner
     x, y = place(x), place(x)
     names, own = ("scale", "bias", "alibi", "sink", "mask"), F64 if dtype is F64 else F32
     tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, own), strict=True) if t is not None}

@@ -14,9 +14,12 @@ namespace onepass::cuda {
 class LaunchKey {
  public:
   LaunchKey() = default;
-  // `tables` is the version of the tables, which the caller reads before it reads the tables.
-  LaunchKey(const Problem& problem, int device, bool invariant, uint64_t tables) : kind_(tables << 1 | 1), count_(0) {
+  // `tables` is the version of the tables, which the caller reads before it reads the tables. `scores`: what else the
+  // plan of a scored problem depends on.
+  LaunchKey(const Problem& problem, int device, bool invariant, uint64_t tables, unsigned scores = 0)
+      : kind_(tables << 1 | 1), count_(0) {
     add_to_kind(uint64_t(device), 8), add_to_kind(invariant, 1), add_to_kind(problem.is_backward(), 1);
+    add_to_kind(scores, 3);
     add_to_kind(uint64_t(problem.function), 3);
     add_to_kind(uint64_t(problem.in_type()), 2), add_to_kind(uint64_t(problem.out_type()), 2);
     for (int t = 0; t < problem.count_tensors(); ++t) add_to_kind(problem.address(t) % 16, 4);

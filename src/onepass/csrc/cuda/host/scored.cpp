@@ -5,6 +5,7 @@
 #include "../../plan/columns.h"
 #include "../../plan/scored_rows.h"
 #include "launch.h"
+#include "launch_cache.h"
 
 namespace onepass::cuda {
 
@@ -106,6 +107,9 @@ void set_staged(const ScoredProblem& problem, const CudaPlan& plan, Launch& laun
   launch.shared = unsigned(first + second + (has_result_tile ? bytes_of(kResult, problem.out) : 0));
 }
 
+// The type of the bias that a kernel is compiled for: always the same one if there is no bias.
+DType bias_kind(const ScoredProblem& problem) { return problem.has(kBias) ? problem.bias_type : DType::float32; }
+
 // The parts of the score that a kernel is compiled for, except those about vectors.
 unsigned parts_of(const ScoredProblem& problem) {
   unsigned parts = kScored;
@@ -128,22 +132,22 @@ unsigned parts_of(const ScoredProblem& problem) {
 // How vectors of the other tensors than x or y are loaded. step_of(tensor): from one of a vector's elements to the
 // next. in_phase(tensor, size): whether the tensor has aligned vectors where x or y has them.
 template <class Step, class Phase>
-unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Phase in_phase) {
+unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Phase in_phase, bool x_by_words = false) {
   unsigned parts = 0;
-  const auto add = [&](ScoredTensor tensor, int size, unsigned vectors, unsigned same) {
+  const auto add = [&](ScoredTensor tensor, int size, unsigned vectors, unsigned same, bool by_words = true) {
     if (!problem.has(tensor) || width == 1) return;
     const bool has_last_word = end_of_words(problem, tensor, size) <= uint64_t(problem.storage_end[tensor]);
     if (same && step_of(tensor) == 0)
       parts |= same;
     else if (step_of(tensor) == 1 && uint64_t(problem.data[tensor]) % uint64_t(size) == 0 && in_phase(tensor, size))
       parts |= vectors;
-    else if (same && (step_of(tensor) != 1 || !has_last_word))
+    else if (by_words && (step_of(tensor) != 1 || !has_last_word))
       parts |= kScoreElements;
   };
   const bool is_read = !problem.makes_bias_grad();
-  add(kBias, size_of(problem.bias_type), kScoreBiasVectors, is_read ? kScoreBiasSame : 0u);
+  add(kBias, size_of(problem.bias_type), kScoreBiasVectors, is_read ? kScoreBiasSame : 0u, is_read);
   add(kMask, 1, kScoreMaskVectors, kScoreMaskSame);
-  add(kOfCap, size_of(problem.out), kScoreXVectors, 0);
+  add(kOfCap, size_of(problem.out), kScoreXVectors, 0, x_by_words);
   return parts;
 }
 
@@ -154,9 +158,11 @@ unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
          vector_parts(
              problem, problem.n == 1 ? 1 : width, [&](ScoredTensor tensor) { return step_of(problem, tensor); },
              [&](ScoredTensor tensor, int size) {
+               if (plan.tier == Tier::staged) return is_aligned(problem, tensor, size, width);
                return plan.access != VecAccess::scalar && !(has_parts && tensor == kBias && problem.n % width) &&
                       in_phase(problem, kInput, size_of(problem.in), tensor, size, width);
-             });
+             },
+             plan.tier == Tier::staged);
 }
 
 // Columns -------------------------------------------------------------------------------------------------------------
@@ -224,11 +230,23 @@ CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const 
   return column_planner(view, gpu, plain, true).plan_of_scores(of_staged);
 }
 
+// The same, of which each thread remembers the latest. A hundred plans are compared, which takes longer than the
+// launch.
+CudaPlan find_column_plan(const ScoredProblem& problem, const Problem& plain, int device, const Gpu& gpu) {
+  if (DryRun::running) return plan_columns(problem, plain, gpu);  // perhaps for another GPU
+  thread_local LaunchCache<LaunchKey, CudaPlan> plans;
+  const unsigned scores =
+      problem.has(kOfCap) << 2 | (problem.has(kBias) || problem.has(kMask)) << 1 | (gpu.cooperative != 0);
+  const LaunchKey key(plain, device, batch_invariant(), tables_version.load(std::memory_order_acquire), scores);
+  const CudaPlan* const found = plans.find(key);
+  return found ? *found : plans.put(key, plan_columns(problem, plain, gpu));
+}
+
 Launch make_scored_columns(const ScoredProblem& problem, int device, const CudaPlan* given, const Gpu& gpu) {
   const Problem plain = plain_columns(problem);
-  const CudaPlan plan = given ? *given : plan_columns(problem, plain, gpu);
+  const CudaPlan plan = given ? *given : find_column_plan(problem, plain, device, gpu);
   KernelKind kind = kind_of(plain);
-  kind.score_parts = column_parts(problem, plan), kind.bias = problem.bias_type;
+  kind.score_parts = column_parts(problem, plan), kind.bias = bias_kind(problem);
   return make_column_launch(plan, plain, kind, device);
 }
 
@@ -276,7 +294,7 @@ ScoredLaunch make_scored_lines(const ScoredProblem& lines, int device) {
       in_vectors &= step_of(lines, t) == 1 && is_aligned(lines, t, size_of(lines.accumulator()), plan.vec_size);
   }
   if (in_vectors) parts |= kScoreRowVectors;
-  const KernelKind kind = {lines.function, Pass::backward, lines.in, lines.out, parts, lines.bias_type};
+  const KernelKind kind = {lines.function, Pass::backward, lines.in, lines.out, parts, bias_kind(lines)};
   ScoredLaunch launch = {};
   launch.map = map_of(lines, true);
   launch.kernel = find_or_load(kind, plan, device);
@@ -318,7 +336,7 @@ ScoredLaunch make_scored_launch(const ScoredProblem& problem, int device, const 
   KernelKind kind = {};
   kind.function = problem.function, kind.pass = problem.is_backward() ? Pass::backward : Pass::forward;
   kind.in = problem.in, kind.out = problem.out;
-  kind.score_parts = row_parts(problem, plan), kind.bias = problem.bias_type;
+  kind.score_parts = row_parts(problem, plan), kind.bias = bias_kind(problem);
   ScoredLaunch launch = {};
   launch.map = map_of(problem, plan.tier != Tier::staged);
   launch.kernel = find_or_load(kind, plan, device);

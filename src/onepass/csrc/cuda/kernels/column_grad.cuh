@@ -63,8 +63,8 @@ struct ReducedGrad {
   const Tensors& tensors;
   const Tile& tile;
   typedef typename Conditional<C::kIsScored, ColumnScoreGrad<C>, PlainColumnGrad<C>>::type Score;
-  // Whether results are made by one of two functions. Elements that move one by one are few in a thread, and each asks.
-  static constexpr bool kMayHaveOutsiders = Score::kMayHaveOutsiders && V > 1 && !C::Grad::kSumsGrad;
+  // Whether results are made by one of two functions, so that no element has a branch of its own.
+  static constexpr bool kMayHaveOutsiders = Score::kMayHaveOutsiders && !C::Grad::kSumsGrad;
   static constexpr bool kInRegisters = !C::kTwoPass && !C::kInSmem && !C::kUsesSmemVecs;  // all vectors at once
   Score score;
   A broadcast_g, sums[V], epilogues[V];

@@ -7,8 +7,20 @@
 #include "division.cuh"
 #include "launch_overlap.cuh"
 #include "loss_map.cuh"
-#include "scored_row.cuh"
+#include "state.cuh"
 #include "warp_reduce.cuh"
+
+// tanh. For half results an absolute error of 1e-7 is enough. From 20 on the result is 1; exp would become infinite
+// later.
+template <class Out>
+__device__ inline float tanh_for(float v) {
+  if (sizeof(Out) == 2) v = v > 20 ? 20 : v;
+  return sizeof(Out) > 2 ? tanhf(v) : fmaf(-2, approximate_reciprocal(exp2_(v * (2 * kLog2e)) + 1), 1);
+}
+template <class Out>
+__device__ inline double tanh_for(double v) {
+  return tanh(v);
+}
 
 // Operations on vectors of elements in registers.
 template <class C>

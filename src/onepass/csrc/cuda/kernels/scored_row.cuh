@@ -10,49 +10,46 @@
 // The numbers of a ScoreMap in the accumulator's type.
 __device__ inline float factor_of(const ScoreMap& map, float) { return map.factor_f32; }
 __device__ inline double factor_of(const ScoreMap& map, double) { return map.factor; }
-__device__ inline float softcap_of(const ScoreMap& map, float) { return map.softcap_f32; }
-__device__ inline double softcap_of(const ScoreMap& map, double) { return map.softcap; }
-__device__ inline float per_softcap_of(const ScoreMap& map, float) { return map.per_softcap_f32; }
-__device__ inline double per_softcap_of(const ScoreMap& map, double) { return map.per_softcap; }
 __device__ inline float sink_of(const ScoreMap& map, float) { return map.sink_f32; }
 __device__ inline double sink_of(const ScoreMap& map, double) { return map.sink; }
 
-// tanh. For half results an absolute error of 1e-7 is enough. From 20 on the result is 1; exp would become infinite
-// later.
+// The softcap c of x * factor: c tanh(x * factor / c). For half results an absolute error of 1e-7 c is enough: it is
+// c - 2 c / (exp(2 v) + 1), where exp may be infinite.
 template <class Out>
-__device__ inline float tanh_for(float v) {
-  if (sizeof(Out) == 2) v = v > 20 ? 20 : v;
-  return sizeof(Out) > 2 ? tanhf(v) : fmaf(-2, approximate_reciprocal(exp2_(v * (2 * kLog2e)) + 1), 1);
+__device__ inline float capped(const ScoreMap& map, float x, float factor) {
+  const float per_cap = map.per_softcap_f32, cap = map.softcap_f32;
+  if (sizeof(Out) > 2) return cap * tanhf(x * factor * per_cap);
+  return fmaf(-2 * cap, approximate_reciprocal(exp2_(x * (factor * per_cap * (2 * kLog2e))) + 1), cap);
 }
 template <class Out>
-__device__ inline double tanh_for(double v) {
-  return tanh(v);
+__device__ inline double capped(const ScoreMap& map, double x, double factor) {
+  return map.softcap * tanh(x * factor * map.per_softcap);
 }
 
-// The derivative of tanh, 1 - tanh(v)^2. With q = exp(-2 |v|) it is 4 q / (1 + q)^2, which has no cancellation. For
-// half results an absolute error of 1e-7 is enough: 4 (r - r^2) with r = 1 / (1 + q).
+// A quarter of its slope over x * factor, (1 - tanh(v)^2) / 4. With q = exp(-2 |v|) it is q / (1 + q)^2, which has no
+// cancellation. For half results an absolute error of 1e-7 is enough: r - r^2 with r = 1 / (1 + q).
 template <class Out>
-__device__ inline float tanh_derivative(float v) {
+__device__ inline float quarter_slope(const ScoreMap& map, float x, float factor) {
   if constexpr (sizeof(Out) == 2) {
-    const float r = approximate_reciprocal(1 + exp2_(-2 * kLog2e * fabsf(v)));
-    return 4 * fmaf(-r, r, r);
+    const float v = x * (factor * map.per_softcap_f32 * (2 * kLog2e)), r = approximate_reciprocal(1 + exp2_(-fabsf(v)));
+    return fmaf(-r, r, r);
   } else {
-    const float q = exp_for_sum(-2 * fabsf(v)), r = reciprocal(1 + q);
-    return 4 * q * r * r;
+    const float q = exp_for_sum(-2 * fabsf(x * factor * map.per_softcap_f32)), r = reciprocal(1 + q);
+    return q * r * r;
   }
 }
 template <class Out>
-__device__ inline double tanh_derivative(double v) {
-  const double q = exp(-2 * fabs(v));
-  return 4 * q / ((1 + q) * (1 + q));
+__device__ inline double quarter_slope(const ScoreMap& map, double x, double factor) {
+  const double q = exp(-2 * fabs(x * factor * map.per_softcap));
+  return q / ((1 + q) * (1 + q));
 }
 
 // The score of an element of x that takes part. Arguments for parts that the kernel does not have are ignored.
 template <class C, class T, class A>
 __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, A slope, A distance) {
   typedef typename C::Out Out;
-  A s = round_through<Out>(raw) * factor;
-  if constexpr (C::has(kScoreSoftcap)) s = softcap_of(map, A()) * tanh_for<Out>(s * per_softcap_of(map, A()));
+  const A x = round_through<Out>(raw);
+  A s = C::has(kScoreSoftcap) ? capped<Out>(map, x, factor) : x * factor;
   if constexpr (C::has(kScoreBias)) s += bias;
   if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
   return s;
@@ -61,13 +58,10 @@ __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, 
 // has the gradient 0, whatever its x is.
 template <class C, class T, class A>
 __device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
-  if constexpr (C::has(kScoreSoftcap)) {
-    const A scaled = A(round_through<typename C::In>(x)) * factor;
-    const A slope = tanh_derivative<typename C::Out>(scaled * per_softcap_of(map, A()));
-    constexpr bool kMayHide = C::has(kScoreWindow) || C::has(kScoreMask);
-    grad = kMayHide && grad == 0 ? grad : grad * slope;
-  }
-  return factor * grad;
+  if constexpr (!C::has(kScoreSoftcap)) return factor * grad;
+  const A slope = quarter_slope<typename C::Out>(map, A(round_through<typename C::In>(x)), factor);
+  constexpr bool kMayHide = C::has(kScoreWindow) || C::has(kScoreMask);
+  return (kMayHide && grad == 0 ? grad : grad * slope) * (4 * factor);
 }
 
 // The offsets of a row in each tensor that the kernel reads or writes. Unrolled, they take half of the instructions,
@@ -272,18 +266,21 @@ struct PositionalOperand {
     to.x = *reinterpret_cast<const decltype(to.x)*>(from);
     load_beside<true>(to, first, offset);
   }
-  // The scores of a vector; elements that do not take part get -inf.
-  template <bool Full>
-  __device__ void score(const Vectors& vectors, int first, A* scores) const {
+  // The scores of a vector; elements that do not take part get -inf. x(v): element v of the vector of x.
+  template <bool Full, class X>
+  __device__ void score(const Vectors& vectors, X x, int first, A* scores) const {
     unroll<V>([&](int v) {
-      A s = score_element<C>(*map, get_element<In>(vectors.x, v), factor,
-                             C::has(kScoreBias) ? A(to_acc(vectors.bias[v])) : A(0), slope,
+      A s = score_element<C>(*map, x(v), factor, C::has(kScoreBias) ? A(to_acc(vectors.bias[v])) : A(0), slope,
                              A(distance + first * map->distance_step) + A(v * map->distance_step));
       if (C::has(kScoreMask) && !vectors.mask.is_set(v)) s = -infinity();
       scores[v] = s;
     });
     if (Full && (!C::has(kScoreWindow) || window.covers(first))) return;
     unroll<V>([&](int v) { scores[v] = window.has(first + v) ? scores[v] : A(-infinity()); });
+  }
+  template <bool Full>
+  __device__ void score(const Vectors& vectors, int first, A* scores) const {
+    score<Full>(vectors, [&](int v) { return get_element<In>(vectors.x, v); }, first, scores);
   }
   // The scores of a vector that may have elements outside the row, which are not read.
   __device__ void score_elements(const In* from, int first, int offset, A* scores) const {
@@ -332,8 +329,7 @@ struct PositionalOperand {
     return state;
   }
 
- private:
-  // `Whole`: whether all elements of the vector belong to the row.
+  // Loads the vectors of the other tensors. `Whole`: whether all elements of the vector belong to the row.
   template <bool Whole>
   __device__ void load_beside(Vectors& to, int first, int offset) const {
     const auto exists = [&](int v) { return window.has(first + offset + v); };
@@ -415,6 +411,11 @@ struct PositionalGrad {
     return loaded;
   }
   __device__ Out load_x_one(int at) const { return window.has(at) ? x[at] : Out(); }
+  // The same for a vector that begins at any element, of which only elements of the row are read.
+  __device__ void load_x(BesideVector<C, Out>& to, int first, bool is_whole) const {
+    constexpr BesideAccess kAccess = beside_access<C>(kScoreXVectors);
+    to.template load<kAccess>(x + first, 1, is_whole, [&](int v) { return window.has(first + v); });
+  }
   // For softmax, elements that do not take part have y = 0, and so no gradient, unless the sum of the row is not
   // finite.
   __device__ bool has_outsiders(A sum) const {
