@@ -79,6 +79,7 @@ OLDER = " (older code)"
 # The files of random shapes, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
 RANDOM_COLUMNS = [f"random-columns-{seed}-h200-2026-11-30.json" for seed in range(1000, 1005)]  # newer, of two classes
+RANDOM_SCORES = ("scores-random-h200-2026-11-30.json", "scores-other-dims-h200-2026-11-30.json")
 # The four lines of the README's table.
 HEADLINES = (
     ("lengths", None, None),
@@ -189,15 +190,19 @@ def drawn() -> list[Row]:
     return [row for row in rows if not row.disturbed]
 
 
-def random_classes() -> str:
+def drawn_scores() -> list[Row]:
+    return [row for file in RANDOM_SCORES for row in load(RESULTS / file).rows if not row.disturbed]
+
+
+def random_classes(rows: Sequence[Row]) -> str:
     """A line per class of random shapes."""
-    head, body = class_table(class_groups(drawn()), others_of(drawn()))
+    head, body = class_table(class_groups(rows), others_of(rows))
     return markdown([cell.replace("\n", " ") for cell in head], body)
 
 
-def slower(*others: str) -> str:
+def slower(rows: Sequence[Row], *others: str) -> str:
     """A line per random shape at which one of `others` was faster by more than the noise."""
-    found = [(ratio, line, name) for line in lines(drawn()) for name in others if (ratio := line.speedup(name))]
+    found = [(ratio, line, name) for line in lines(rows) for name in others if (ratio := line.speedup(name))]
     body = [
         [line.case, line.dtype, name, f"{ratio:.2f}"]
         for ratio, line, name in sorted(found, key=lambda each: each[0])
@@ -416,12 +421,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": lambda: summary(GPU, ("torch", "torch-compile", "liger", "quack")),
     "cpu": lambda: summary(CPU, ("torch",)),
     "call": call,
-    "random": random_classes,
-    "random-slower": lambda: slower("torch", "torch-compile"),
+    "random": lambda: random_classes(drawn()),
+    "random-slower": lambda: slower(drawn(), "torch", "torch-compile"),
     "random-cpu": random_on_cpus,
     "gpt": gpt,
     "losses": losses,
     "scores": scores,
+    "scores-random": lambda: random_classes(drawn_scores()),
+    "scores-slower": lambda: slower(drawn_scores(), "torch", "torch-compile"),
     **{key: partial(segments, key) for key in SEGMENTS},
     "columns": columns,
     "sharded": sharded,
