@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import hashlib
 import math
 import random
 import shutil
@@ -40,7 +41,9 @@ def host() -> Path:
         CORE / "cuda/host/segments.cpp",
     )
     options = "-O0", UNCHECKED, "-pthread", f"-I{CORE}", f"-I{HERE}", "-shared"
-    return build(folder() / "emulated.so", *options, *sources, "-ldl")
+    read = [path.read_bytes() for path in [*sorted(CORE.rglob("*")), *sorted(here.iterdir())] if path.is_file()]
+    name = f"emulated-{hashlib.sha256(b''.join(read)).hexdigest()[:16]}.so"
+    return build(folder() / name, *options, *sources, "-ldl")
 
 
 class Emulator:

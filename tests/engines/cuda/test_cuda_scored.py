@@ -137,6 +137,16 @@ def test_each_way_to_take_columns_in_the_emulator(emulator, name, parts):
 
 
 @emulated
+@pytest.mark.parametrize(("x_at", "y_at"), [(0, 1), (2, 1), (1, 2)])
+def test_results_that_begin_within_vectors(emulator, x_at, y_at):
+    """A half result is planned as a float32 one would be, but its elements have their own places in vectors."""
+    x, y = (torch.zeros(2 * 301 + at, dtype=BF16)[at:].view(2, 301) for at in (x_at, y_at))
+    x.copy_(maker(BF16, seed=4)(2, 301))
+    emulator.scored("softmax", {"input": x, "result": y}, [1], (0.5, 0.0, -math.inf))
+    assert_close(y, torch.softmax(x.double() * 0.5, -1), BF16)
+
+
+@emulated
 def test_columns_keep_their_plan(emulator):
     """A thread remembers the plans of its latest calls: calls that were made before need no other kernel."""
     for round_of_calls in range(2):

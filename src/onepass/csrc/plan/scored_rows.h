@@ -225,7 +225,9 @@ inline CudaPlan plan_unscored(const ScoredAlignment& rows, const Gpu& gpu) {
   for (int i = 0; i < operands.count && is_tiled; ++i) {
     const int by = backward ? (i == 0 ? kSaved : i == 1 ? kGrad : kDx) : i;
     like.layout.outer.dims[0].strides[by] = rows.pitches[i];
-    like.tensors[by].data = reinterpret_cast<void*>(uint64_t(problem.data[operands.tensors[i]]) % 16);
+    // The address of the same element of a vector, whatever the type.
+    const uint64_t first = uint64_t(problem.data[operands.tensors[i]]) / uint64_t(operands.sizes[i]);
+    like.tensors[by].data = reinterpret_cast<void*>(first * uint64_t(size_of(like.type(by))) % 16);
   }
   Gpu alone = gpu;  // blocks of scored rows exchange no messages
   alone.cooperative = 0;
