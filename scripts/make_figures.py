@@ -37,7 +37,6 @@ from result_files import (  # noqa: E402
     SEGMENTS,
     SHARDED,
     link,
-    rows_of,
 )
 
 from onepass.tools.bench.random_report import class_groups, class_table, others_of, ratios_of, segment_groups  # noqa: E402
@@ -57,6 +56,12 @@ PAGES = (
     *sorted(f"docs/course/{path.name}" for path in (ROOT / "docs" / "course").glob("*.md")),
 )
 NOISE = 0.03  # times that differ by less count as equal
+
+
+def rows_of(key: str, function: str | None = None, direction: str | None = None) -> list[Row]:
+    """The rows of a file, or only those of a function and a direction."""
+    rows = [r for r in load(RESULTS / FILES[key]).rows if not r.disturbed]
+    return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
 
 
 def gallery_results() -> course_tables.Results:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src")]
-
-from onepass.tools.bench.results import Row, load  # noqa: E402
-
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
 # The file of each suite that the docs show.
 FILES = {
@@ -97,12 +91,6 @@ PICTURES = {
     "gallery-powers": {"powers-of-two-softmax-forward-float32": "gallery-powers-h200"},
     "cpu AVX2, 1 thread": {f"cpu-softmax-forward-{t}": f"cpu-epyc-{t}" for t in ("float32", "bfloat16")},
 }
-
-
-def rows_of(key: str, function: str | None = None, direction: str | None = None) -> list[Row]:
-    """The rows of a file, or only those of a function and a direction."""
-    rows = [r for r in load(RESULTS / FILES[key]).rows if not r.disturbed]
-    return [r for r in rows if function in (None, r.function) and direction in (None, r.direction)]
 
 
 def link(file: str, text: str | None = None) -> str:
