@@ -2,8 +2,8 @@
 
 One binary serves torch 2.10 and later, every Python and glibc 2.28 and later, so the wheel is tagged py3-none. CXX and
 CXXFLAGS are obeyed. A file is compiled again only if it, a header that it includes, or the command has changed.
-ONEPASS_CPU_SETS=native leaves out the instruction sets of the CPU engine that this machine lacks, for a build that
-stays here.
+ONEPASS_CPU_SETS=native builds two instruction sets of the CPU engine, the baseline and the best one that this machine
+has, for a build that stays here.
 """
 
 import hashlib
@@ -41,7 +41,8 @@ if platform.machine() in ("x86_64", "AMD64"):
     SETS["avx512"] = [*SETS["avx2"], "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 if os.environ.get("ONEPASS_CPU_SETS") == "native" and sys.platform == "linux":
     HAS = {"baseline", *Path("/proc/cpuinfo").read_text().split()}
-    SETS = {isa: flags for isa, flags in SETS.items() if isa.replace("avx512", "avx512dq") in HAS}
+    BEST = [isa for isa in SETS if isa.replace("avx512", "avx512dq") in HAS][-1]
+    SETS = {isa: flags for isa, flags in SETS.items() if isa in ("baseline", BEST)}
 # The engine's loops need -O3, which unrolls those over the vectors of a step before it puts them into registers (-O2:
 # half as fast). Its passes that cost time and bring none are off. Older x86 processors get small code.
 # Steps are written in the order in which they are to be issued. GCC 12 warns of its own header, 100,000 lines.

@@ -136,7 +136,11 @@ def _calls(
     if function in LOSSES:
         return [(call, which, (x, x)) for which in ("forward", "backward")[: 1 + backward]]
     if function in SCORED:
-        return [(call, "forward", (x, y)), *(_gradients_of_scores(function, x, y, options) if backward else ())]
+        if not backward:
+            return [(call, "forward", (x, y))]
+        grads = _gradients_of_scores(function, x, y, options)
+        kept = [(f"{call} lse", "forward", (x, y))] if any(of.endswith(" lse") for of, *_ in grads) else []
+        return [(call, "forward", (x, y)), *kept, *grads]
     read = x if _fuses(x, y) else y  # if the kernel cannot convert, the input is cast first
     calls = [(call, "forward", (read, y))]
     if not backward or function == "segment_state":
@@ -161,7 +165,12 @@ def _gradients_of_scores(
     if function == "logsumexp":  # its gradient is computed from the unrounded result
         return [(call, "forward", (x, wide)), *((call, "backward", (x, to)) for to in (x, wide)[: 1 + of_scores])]
     plain = words(function, [option for option in options if option not in ("scale", "softcap")])
-    return [(call, "backward", (y, x)), *([(plain, "backward", (y, wide))] if of_scores else ())]
+    grads = [(call, "backward", (y, x)), *([(plain, "backward", (y, wide))] if of_scores else ())]
+    # The slope of most softcaps (scored.caps_from_result).
+    from_result = "softcap" in options and x is y and x in HALF_DTYPES and function in ("softmax", "softmin")
+    if from_result and "bias" not in options and "alibi" not in options:
+        grads.append((f"{call} lse", "backward", (y, x)))
+    return grads
 
 
 def check(

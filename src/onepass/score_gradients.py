@@ -23,6 +23,7 @@ from .scored import (
     _forward_operator,
     _is_direct,
     _is_transformed,
+    _keeps_lse,
     _launch_backward,
     _launch_bias_grad,
     _launch_logsumexp_backward,
@@ -33,6 +34,7 @@ from .scored import (
     _taking_part,
     _weights,
     backward_arithmetic,
+    caps_from_result,
     logsumexp_backward_arithmetic,
 )
 from .scores import Scores, SideTensors, blocked, distances, scaled, score, slopes, upcast
@@ -78,7 +80,7 @@ class ScoredFunction(torch.autograd.Function):
         y, lse = output
         ctx.input_dtype = x.dtype
         ctx.set_materialize_grads(False)
-        lse_wide = None if side.sink is None else lse
+        lse_wide = lse if _keeps_lse(x, side, ctx.spec, ctx.scores) else None
         scale_grad = side.scale is not None and side.scale.requires_grad
         needs_score = ctx.spec.function == "logsumexp"
         needs_x = needs_score or ctx.scores.softcap or scale_grad or _is_transformed()
@@ -122,17 +124,25 @@ class ScoredFunction(torch.autograd.Function):
             moved.append(t)
         spec = spec._replace(dims=[d + 1 for d in spec.dims])
         result = ScoredFunction.apply(x, *moved, *_as_arguments(spec), *scores)
-        return result, (0, None if side.sink is None else 0)
+        return result, (0, 0 if _keeps_lse(x, side, spec, scores) else None)
 
 
 def _backward(
-    g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores, to: torch.dtype
+    g: Tensor,
+    y: Tensor,
+    x: Tensor | None,
+    lse: Tensor | None,
+    side: SideTensors,
+    spec: Spec,
+    scores: Scores,
+    to: torch.dtype,
 ) -> Tensor:
-    """The gradient of the input of softmax or log_softmax, of dtype `to`."""
+    """The gradient of the input of softmax or log_softmax, of dtype `to`. x and, if it was kept, lse are for a
+    softcap."""
     side, spec = side._replace(bias=None, alibi=None, sink=None), spec._replace(dtype=to)
-    if _is_direct(g, y, x, *side):
-        return _launch_backward(g, y, x, side, spec, scores)
-    return _backward_operator(g, y, x, *side, *_as_arguments(spec), *scores)
+    if _is_direct(g, y, x, lse, *side):
+        return _launch_backward(g, y, x, lse, side, spec, scores)
+    return _backward_operator(g, y, x, lse, *side, *_as_arguments(spec), *scores)
 
 
 def _logsumexp_backward(
@@ -198,12 +208,15 @@ def gradients(
             dx, result[2] = both
             needs_bias = False
         elif is_plain and needs_x and g_lse is None:
-            dx = _backward(g, y, x if scores.softcap else None, side, spec, scores, to)
+            of_cap = x if scores.softcap else None
+            has_bias = likes[1] is not None or likes[2] is not None
+            from_result = of_cap is not None and not has_bias and caps_from_result(of_cap, side, spec, scores)
+            dx = _backward(g, y, of_cap, lse if from_result else None, side, spec, scores, to)
             if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by the factor
                 ds, times = dx, scores.factor
         if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):
             plain = scores._replace(factor=1.0, softcap=0.0)
-            ds = _backward(g, y, None, SideTensors(mask=side.mask), spec, plain, wide)
+            ds = _backward(g, y, None, None, SideTensors(mask=side.mask), spec, plain, wide)
             if g_lse is not None:
                 ds = ds + g_lse * (upcast(y) if spec.function == "softmax" else upcast(y).exp())
         if needs_sink:
@@ -295,10 +308,10 @@ def _forward_autograd(*given: Any) -> Any:
     return ScoredFunction.apply(*given)
 
 
-def _backward_autograd(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+def _backward_autograd(g: Tensor, y: Tensor, x: Tensor | None, lse: Tensor | None, *given: Any) -> Tensor:
     if needs_no_autograd(g, y, x, *given[:5]):
         with _BelowAutograd():
-            return _backward_operator(g, y, x, *given)
+            return _backward_operator(g, y, x, lse, *given)
     _, side, spec, scores = _parse((y, *given))
     return backward_arithmetic(g, y, x, side, spec, scores)
 

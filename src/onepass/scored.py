@@ -32,10 +32,10 @@ _SIDE = "Tensor? scale, Tensor? bias, Tensor? alibi, Tensor? sink, Tensor? mask"
 _CALL = "str function, int[] dim, ScalarType? dtype, bool keepdim, str engine"
 _WINDOW = "SymInt? left, SymInt? right, SymInt? offset"
 _NUMBERS = f"float factor, float softcap, float sink_number, {_WINDOW}, bool empty_is_zero"
-# The result, and the logsumexp of the scores of each row if the sink is a tensor, whose gradient needs it.
+# The result, and the logsumexp of the scores of each row if a gradient needs it (`_keeps_lse`).
 library.define(f"scored(Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) -> (Tensor, Tensor)")
-# It takes the input `x` only with a softcap.
-library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
+# It takes the input `x` only with a softcap, and then perhaps `lse`, the logsumexp of each row.
+library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, Tensor? lse, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
 # The gradient of the input (or of its scores if `of_scores`) from `lse`, the logsumexp of each row, and its gradient
 # `grad`. Both have the accumulator's dtype and reduced dims of size 1.
 library.define(
@@ -224,9 +224,29 @@ def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
 # Operators ------------------------------------------------------------------------------------------------------------
 
 
-def _empty_lse(x: Tensor, side: SideTensors, spec: Spec) -> Tensor | None:
-    """Memory for the logsumexp of each row, which is computed only if the sink is a tensor."""
-    if side.sink is None:
+def _keeps_lse(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> bool:
+    """Whether the logsumexp of each row is a result too: for the gradient of a sink, or to compute the slope of a
+    softcap in place of x (`caps_from_result`)."""
+    return side.sink is not None or caps_from_result(x, side, spec, scores)
+
+
+def caps_from_result(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> bool:
+    """Whether a gradient computes the slope of a softcap from the result and the logsumexp of its row, because a kernel
+    then reads two tensors in place of three. Rounding changes a result of a half type by a part in 256 at most, and so
+    the slope by 1 / (128 softcap) at most. If that may be more than a part in 2048, x is read."""
+    return (
+        scores.softcap >= LEAST_FROM_RESULT
+        and x.is_cuda
+        and spec.engine != "triton"
+        and spec.function == "softmax"
+        and x.dtype in HALF_DTYPES
+        and _result_dtype(x, spec.dtype) is x.dtype
+        and side.bias is side.alibi is None
+    )
+
+
+def _empty_lse(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor | None:
+    if not _keeps_lse(x, side, spec, scores):
         return None
     to = _result_dtype(x, spec.dtype)
     return x.new_empty([1 if d in spec.dims else n for d, n in enumerate(x.shape)], dtype=_accumulator(to, to))
@@ -260,6 +280,7 @@ _KERNELS = tuple(
 )
 # For the gradient of a bias: how many elements keep a GPU busy, and the fewest rows that are summed in one part.
 _BUSY_ELEMENTS, _LEAST_ROWS = 1 << 22, 8
+LEAST_FROM_RESULT = 16.0  # the least softcap whose slope is computed from results
 
 
 def _kernel_tensors(x: Tensor, side: SideTensors, wide: torch.dtype) -> list[Tensor | None]:
@@ -276,7 +297,7 @@ def _launch_forward(
 ) -> tuple[Tensor, Tensor | None] | None:
     """The results of a kernel, the first one in `out` if that is given. None if no kernel takes the call."""
     y = _empty_result(x, spec) if out is None else out
-    lse = _empty_lse(x, side, spec) if keeps_lse else None
+    lse = _empty_lse(x, side, spec, scores) if keeps_lse else None
     whole = unsqueeze_reduced(y, spec.dims, spec.keepdim) if spec.function == "logsumexp" else y
     if spec.engine == "triton":
         call = spec.function, x, whole, lse, tuple(sorted(spec.dims)), side, scores
@@ -311,16 +332,18 @@ def _forward_kernel(*given: Any) -> tuple[Tensor, Tensor]:
     y, lse = forward_arithmetic(x, side, spec, scores)
     if spec.function != "logsumexp":
         y = _laid_out(y, x)
-    return _both_results(y, lse if side.sink is not None else None)
+    return _both_results(y, lse if _keeps_lse(x, side, spec, scores) else None)
 
 
 @torch._disable_dynamo
-def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+def _backward_kernel(g: Tensor, y: Tensor, x: Tensor | None, lse: Tensor | None, *given: Any) -> Tensor:
     _, side, spec, scores = _parse((y, *given))
-    return _launch_backward(g, y, x, side, spec, scores)
+    return _launch_backward(g, y, x, lse, side, spec, scores)
 
 
-def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, spec: Spec, scores: Scores) -> Tensor:
+def _launch_backward(
+    g: Tensor, y: Tensor, x: Tensor | None, lse: Tensor | None, side: SideTensors, spec: Spec, scores: Scores
+) -> Tensor:
     dx = torch.empty_like(y, dtype=spec.dtype)
     if spec.engine == "triton":
         call = spec.function, g, y, x, dx, tuple(sorted(spec.dims)), side, scores
@@ -329,11 +352,11 @@ def _launch_backward(g: Tensor, y: Tensor, x: Tensor | None, side: SideTensors, 
     else:
         scale, _, _, _, mask = _kernel_tensors(y, side, _accumulator(y.dtype, y.dtype))
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
-        if _KERNELS[1](g, y, x, scale, mask, dx, *numbers):
+        if _KERNELS[1](g, y, x, lse, scale, mask, dx, *numbers):
             return dx
         of_g, of_y, of_x = _as_rows(g, spec), _as_rows(y, spec), None if x is None else _as_rows(x, spec)
         into = torch.empty_like(of_y, dtype=dx.dtype)
-        if _KERNELS[1](of_g, of_y, of_x, scale, mask, into, *numbers):
+        if _KERNELS[1](of_g, of_y, of_x, lse, scale, mask, into, *numbers):
             return dx.copy_(into)
     return _laid_out(backward_arithmetic(g, y, x, side, spec, scores), y)
 
@@ -396,11 +419,11 @@ def _laid_out(t: Tensor, like: Tensor) -> Tensor:
 
 
 def _forward_fake(*given: Any) -> tuple[Tensor, Tensor]:
-    x, side, spec, _ = _parse(given)
-    return _both_results(_empty_result(x, spec), _empty_lse(x, side, spec))
+    x, side, spec, scores = _parse(given)
+    return _both_results(_empty_result(x, spec), _empty_lse(x, side, spec, scores))
 
 
-def _backward_fake(g: Tensor, y: Tensor, x: Tensor | None, *given: Any) -> Tensor:
+def _backward_fake(g: Tensor, y: Tensor, x: Tensor | None, lse: Tensor | None, *given: Any) -> Tensor:
     return torch.empty_like(y, dtype=given[7])
 
 

@@ -80,6 +80,7 @@ def test_a_page_cannot_show_what_is_gone(tmp_path):
             with_code(link + gone, tmp_path)
 
 
+@pytest.mark.slow
 @needs_triton
 @needs_emulator
 def test_the_notebook_is_its_example_and_runs():

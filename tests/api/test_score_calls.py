@@ -193,7 +193,7 @@ def test_the_operators(name, case, device):
         rest[5 + 2] = F32  # the dtype of the gradient
         if name != "logsumexp":
             g, of_cap = (maker(F32, device, seed)(*SHAPE).requires_grad_(grad) for seed in (4, 5))
-            opcheck(ops.scored_backward.default, (g, x, of_cap if rest[5 + 6] else None, *rest), **some)
+            opcheck(ops.scored_backward.default, (g, x, of_cap if rest[5 + 6] else None, None, *rest), **some)
         else:
             g, lse = (maker(F32, device, seed)(*SHAPE[:3], 1).requires_grad_(grad) for seed in (4, 5))
             for of_scores in (False, True):

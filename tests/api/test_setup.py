@@ -53,7 +53,7 @@ def test_what_the_build_lacks_is_said_in_a_sentence(change: str, path: str | Non
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="one instruction set")
 def test_all_instruction_sets_compile(tmp_path: Path) -> None:
-    """A build that stays on its machine has those of the machine alone."""
+    """A build that stays on its machine has two of them."""
     environment = os.environ | {"ONEPASS_CPU_SETS": "all", "CXXFLAGS": "-O0"}
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src"):
         (tmp_path / name).symlink_to(ROOT / name)

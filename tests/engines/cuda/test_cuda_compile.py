@@ -246,7 +246,7 @@ SEGMENT_TYPES = {"bfloat16_t": 4, "float": 4, "double": 2}  # and the size of a 
 
 @needs_nvrtc
 @thin_product(
-    11, arch=("80", "90", "100", "120"), dtype=SEGMENT_TYPES, function=("softmax", "log_softmax", "logsumexp")
+    17, arch=("80", "90", "100", "120"), dtype=SEGMENT_TYPES, function=("softmax", "log_softmax", "logsumexp")
 )
 def test_segments_compile(arch, dtype, function):
     """Rows alone, heads in an order with a bias, and the batch-invariant mode."""

@@ -15,6 +15,7 @@ from lib.kernels import read_usage
 from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier
 from lib.support import maker, slow, thin_product
 from onepass import native, scored
+from onepass.scored import LEAST_FROM_RESULT
 from onepass.scores import Scores, SideTensors
 from onepass.validation import Spec
 
@@ -41,6 +42,7 @@ PARTS = {
     "number": {"factor"},
     "bias": {"bias", "alibi", "softcap", "sink"},
     "strides": {"mask of rows", "bias transposed", "empty", "sink"},
+    "softcap": {"high softcap", "scale", "mask", "window"},  # in half types its slope is computed from the result
 }
 
 
@@ -63,7 +65,7 @@ def drawn(
     """A call; the tensors beside the input begin at odd elements."""
     make = maker(dtype, seed=seed)
     wide = F64 if dtype is F64 else F32
-    x = make(*shape) * 2
+    x = make(*shape) * (3 if "high softcap" in parts else 2)
     outer, lines, n = shape
     side = SideTensors(
         inner(make(outer, 1, 1).to(wide).abs() + 0.5) if "scale" in parts else None,
@@ -77,7 +79,8 @@ def drawn(
         else None,
     )
     window = (5, 4, 6) if "window" in parts else (None, None, None)
-    factor, softcap = -0.7 if "factor" in parts else 1.0, 2.0 if "softcap" in parts else 0.0
+    factor = -0.7 if "factor" in parts else 1.0
+    softcap = 2.0 if "softcap" in parts else LEAST_FROM_RESULT if "high softcap" in parts else 0.0
     return x, side, Scores(factor, softcap, -math.inf, *window, "empty" in parts)
 
 
@@ -152,7 +155,7 @@ def test_columns_keep_their_plan(emulator):
     tensors would not fit, and need no other kernel the second time."""
     for round_of_calls in range(2):
         before = len(emulator.kernels_run)
-        for parts, inner in (("number", 33), ("mask", 33), ("bias", 33), ("number", 64)):
+        for parts, inner in (("number", 33), ("bias", 33), ("number", 64)):
             solve_in_emulator(emulator, drawn(BF16, (2, 9, inner), PARTS[parts], 3), 1, parts)
         assert bool(emulator.kernels_run[before:]) == (round_of_calls == 0)
 
@@ -204,18 +207,18 @@ def solve_in_emulator(
     x, y = place(x), place(x)
     names, own = ("scale", "bias", "alibi", "sink", "mask"), F64 if dtype is F64 else F32
     tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, own), strict=True) if t is not None}
-    if side.sink is not None:
+    if side.sink is not None or parts == "softcap":
         tensors["lse"] = torch.empty(want_lse.shape, dtype=own)
     numbers = scores.factor, scores.softcap, scores.sink
     rest = spec.dims, numbers, _window(scores, x), scores.empty_is_zero
     emulator.scored(spec.function, {"input": x, "result": y, **tensors}, *rest, plan)
     assert_close(y, want, dtype)
-    if side.sink is not None:
+    if "lse" in tensors:
         assert_close(tensors["lse"], want_lse, own)
     g, dx = place(maker(dtype, seed=9)(*x.shape)), place(x)
     given = {key: t for key, t in tensors.items() if key in ("scale", "mask")} | {"input": y, "grad": g, "result": dx}
     if scores.softcap:
-        given["of_cap"] = x
+        given |= {"lse": tensors["lse"]} if parts == "softcap" and dtype in (F16, BF16) else {"of_cap": x}
     wide = x.double() if scores.softcap else None
     want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
     emulator.scored(spec.function, given, *rest, of_gradient)
@@ -345,6 +348,26 @@ def test_a_softcap_asks_no_input_that_is_masked_out(emulator, way, dtype):
 
 
 @emulated
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("cap", [LEAST_FROM_RESULT, 50.0])
+@pytest.mark.parametrize("way", ["rows", "columns"])
+def test_the_slope_of_a_softcap_from_results(emulator, way, cap, dtype):
+    """Its error is at most 1 / (128 softcap), up to where the cap is reached; nothing is NaN where a result is 0."""
+    x = (torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(3)) * 4 - 2).to(dtype) * cap
+    g, y, dx, lse = maker(dtype, seed=9)(*x.shape), torch.empty_like(x), torch.empty_like(x), torch.empty(3, 40, 1)
+    dims, lse = ([2], lse) if way == "rows" else ([1], lse.view(3, 1, 40))
+    numbers = (1.0, cap, -math.inf)
+    emulator.scored("softmax", {"input": x, "result": y, "lse": lse}, dims, numbers)
+    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "lse": lse}, dims, numbers)
+    spec, scores = Spec("softmax", dims, F64), Scores(1.0, cap, -math.inf, None, None, None)
+    given = g.double(), y.double(), x.double(), SideTensors(), spec
+    want, of_score = (scored.backward_arithmetic(*given, scores._replace(softcap=c)) for c in (cap, 0.0))
+    assert (y == 0).any() or cap < 50
+    rounding = torch.finfo(dtype).eps / 2 * want.abs() + (1e-7 if dtype is F16 else 1e-37)
+    assert ((dx - want).abs() <= 1.01 * rounding + 1.01 * of_score.abs() / (128 * cap)).all()
+
+
+@emulated
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("sizes", [(3, 9, 40), (60, 2, 171), (4, 300, 17)], ids=str)
 def test_one_sink_for_all_columns(emulator, sizes, dtype):
@@ -397,7 +420,8 @@ def check_on_a_gpu(call: tuple[Tensor, SideTensors, Scores], dim: int, place: An
         dx = torch.empty_like(y)
         scale, _, _, _, mask = scored._kernel_tensors(y, side, F64 if dtype is F64 else F32)
         number = scored._NUMBERS_OF[function]
-        assert scored._KERNELS[1](g, y, of_cap, scale, mask, dx, number, spec.dims, *scores)
+        cap_lse = lse if scored.caps_from_result(x, side, spec, scores) else None
+        assert scored._KERNELS[1](g, y, of_cap, cap_lse, scale, mask, dx, number, spec.dims, *scores)
         wide = None if of_cap is None else x.double()
         want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
         torch.testing.assert_close(dx.double(), want, equal_nan=True, rtol=TOLERANCE[dtype], atol=2e-2)

@@ -79,7 +79,7 @@ def test_segments(emulator, case):
     solve(emulator, case, has_more=False, device=LARGE)
 
 
-@pytest.mark.parametrize("case", [name if name in ("long", "many heads") else slow(name) for name in CASES])
+@pytest.mark.parametrize("case", [name if name == "long" else slow(name) for name in CASES])
 def test_blocks_that_do_not_wait(emulator, case):
     """Rows of several tiles are finished by a second launch, and a block takes all chunks of the heads of a tile."""
     solve(emulator, case, has_more=False, device=SMALL)
@@ -164,7 +164,7 @@ def drawn(rng: Random, dtype: torch.dtype, shape: tuple[int, ...], scale: float 
     return memory.view(*shape, gap)[..., 0].copy_(values * scale)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(slow(seed) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", [0, *(slow(seed) for seed in range(1, 20))])
 def test_drawn_segments(emulator, seed):
     """Layouts, scores that need maxima and scores that do not, and one that is not finite, which stays in its row."""
     rng = Random(seed)

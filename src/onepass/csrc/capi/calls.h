@@ -97,7 +97,7 @@ inline SegmentProblem segment_problem(const Call& call) {
   return problem;
 }
 // Scale and sink are numbers. A gradient is the gradient of the elements, not of the scores; only for logsumexp it has
-// a bias.
+// a bias. With the word "lse" the logsumexp of each row is written, or read for the slope of a softcap.
 inline ScoredProblem scored_problem(const Call& call) {
   ScoredProblem problem = {};
   problem.function = call.function == "softmin" ? Function::softmax : function_of(call.function);
@@ -114,8 +114,8 @@ inline ScoredProblem scored_problem(const Call& call) {
   const bool of_lse = call.backward && is_reduction(problem.function);
   give(kInput, call.in), give(kResult, call.out);
   if (call.backward) give(kGradOf, of_lse ? problem.accumulator() : call.in);
-  if (of_lse) give(kRowLse, problem.accumulator());
-  if (call.backward && !of_lse && problem.softcap != 0) give(kOfCap, call.out);
+  if (of_lse || call.has("lse")) give(kRowLse, problem.accumulator());
+  if (call.backward && !of_lse && problem.softcap != 0 && !call.has("lse")) give(kOfCap, call.out);
   if (call.has("mask")) give(kMask, DType::float32);
   if (call.has("bias") && (!call.backward || of_lse)) give(kBias, call.in);
   if (call.has("alibi") && (!call.backward || of_lse)) give(kAlibi, problem.accumulator());

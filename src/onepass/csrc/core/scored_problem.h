@@ -17,6 +17,8 @@ namespace onepass {
 //   kInput   forward: x. Backward: the forward's result y; for logsumexp, whose result is kRowLse: x
 //   kGradOf  backward: the gradient of the result
 //   kResult  forward: y. Backward: the gradient of x
+//   kRowLse  forward: the logsumexp of each row, if it is written. Backward: the same, for logsumexp; or in place of
+//            kOfCap, if the slope of a softcap is computed from it and from y
 //   kOfCap   backward, with a softcap, except for logsumexp: x
 //   kBias    backward, except for logsumexp: the gradient of a bias, or parts of it, one after another without gaps
 enum ScoredTensor {

@@ -122,6 +122,8 @@ unsigned parts_of(const ScoredProblem& problem) {
   if (is_pointwise(problem)) {
     for (const ScoredTensor t : {kScale, kAlibi, kGradOf, kRowLse})
       if (step_of(problem, t)) parts |= kScoreRowsInLine;
+  } else if (problem.is_backward()) {
+    if (problem.has(kRowLse)) parts |= kScoreSlopeOfY;
   } else if (problem.has(kSink) || problem.has(kRowLse) || problem.empty_is_zero ||
              problem.sink > -std::numeric_limits<double>::infinity()) {
     parts |= kScoreRow;

@@ -41,7 +41,7 @@ struct PlainColumnGrad {
   template <int>
   __device__ void begin(int) const {}
   template <class A>
-  __device__ A backward(A grad, int, int) const {
+  __device__ A backward(A grad, A, int, int) const {
     return score.backward(grad);
   }
 };
@@ -116,7 +116,7 @@ struct ReducedGrad {
     if constexpr (HasOutsiders) {
       if (has_outsiders(v) && !score.takes_part(q, i, v)) return 0;
     }
-    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), i, v);
+    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), y, i, v);
   }
 
  private:

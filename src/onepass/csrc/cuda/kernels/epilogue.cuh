@@ -133,7 +133,7 @@ struct InputGrad {
   __device__ A at(A y, A g, [[maybe_unused]] Index index, X... x) const {
     const A grad = C::Grad::template result<typename C::Out>(y, g, sum);
     if constexpr (C::kIsScored)
-      return score.template backward<HasOutsiders>(grad, index, x...);
+      return score.template backward<HasOutsiders>(grad, y, index, x...);
     else
       return score.backward(grad);
   }

@@ -48,7 +48,7 @@ __device__ inline A finish(const InputGrad<C>& grad, A y, A g, int at, Out own, 
   if (HasOutsiders && !grad.score.takes_part(at)) return 0;
   const A of_score = C::Grad::result<Out>(y, g, grad.sum);
   add(of_score);
-  return grad.score.template backward<false>(of_score, at, own);
+  return grad.score.template backward<false>(of_score, y, at, own);
 }
 
 template <bool HasOutsiders>
@@ -60,7 +60,7 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
     if (!is_full<C>(at, n)) return;
     fragment.y.replace(i, [&](int e) {
       const int v = e - i * V;
-      const Out own = C::has(kScoreSoftcap) ? get_element<Out>(fragment.x[C::has(kScoreSoftcap) ? i : 0], v) : Out();
+      const Out own = reads_x<C> ? get_element<Out>(fragment.x[reads_x<C> ? i : 0], v) : Out();
       return finish<HasOutsiders>(grad, fragment.y.reconverted(e), fragment.g.reconverted(e), at + v, own,
                                   [&](A of_score) { sums.of_vectors[e] += of_score; });
     });
@@ -69,7 +69,7 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
   unroll<Tails::kEach>([&](int k) {
     const int at = tail_position<V>(thread + k * Sums::kTailThreads, before, n);
     if (at < 0) return;
-    const Out own = C::has(kScoreSoftcap) ? grad.score.load_x_one(at) : Out();
+    const Out own = reads_x<C> ? grad.score.load_x_one(at) : Out();
     to[at] = from_acc<Out>(
         finish<HasOutsiders>(grad, tails.y[k], tails.g[k], at, own, [&](A of_score) { sums.of_tails[k] += of_score; }));
   });
@@ -77,7 +77,7 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
 
 // How many blocks should fit on a multiprocessor, estimated from the registers of a thread's elements and sums.
 constexpr int kElementRegisters = C::kVecs * V * (sizeof(A) / 4 + 2 * sizeof(A) / (uses_half2<C> ? 8 : 4)) +
-                                  (C::has(kScoreSoftcap) ? C::kVecs * V * sizeof(Out) / 4 : 0);
+                                  (reads_x<C> ? C::kVecs * V * sizeof(Out) / 4 : 0);
 constexpr int kFit = 65536 / (kThreads * (48 + kElementRegisters)), kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;
 
 // `sharing`: how many rows share a row of the bias. `parts` groups of threads take `part_rows` of these rows each.

@@ -128,7 +128,7 @@ struct ColumnPlaces {
 
 // About so many registers of a thread are for what is loaded beside x.
 template <class C>
-constexpr int score_registers = C::has(kScoreSoftcap) && C::kIsBackward                         ? 16
+constexpr int score_registers = reads_x<C> ? 16
                                 : (C::has(kScoreBias) || C::has(kScoreMask)) && !C::kIsBackward ? 12
                                                                                                 : 0;
 
@@ -284,15 +284,19 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
   static constexpr bool kMayHaveOutsiders = C::has(kScoreWindow) || C::has(kScoreMask);
   static constexpr bool kAsksMasks = C::has(kScoreMask) && C::Grad::kSumsGrad;  // of each element
   const ColumnFactors<C, A> factors;
-  BesideVector<C, Out> xs[C::has(kScoreSoftcap) ? kMostVecs : 1];  // of the vectors that were begun
+  A lse[C::has(kScoreSlopeOfY) ? V : 1];  // of each column, divided by the softcap
+  BesideVector<C, Out> xs[reads_x<C> ? kMostVecs : 1];  // of the vectors that were begun
   BesideVector<C, unsigned char> masks[kAsksMasks ? kMostVecs : 1];
 
-  __device__ ColumnScoreGrad(const ScoreMap& map, const typename Base::Tile& tile) : Base(map, tile), factors(*this) {}
+  __device__ ColumnScoreGrad(const ScoreMap& map, const typename Base::Tile& tile) : Base(map, tile), factors(*this) {
+    if constexpr (C::has(kScoreSlopeOfY))
+      unroll<V>([&](int v) { lse[v] = this->template of_column<A>(kMapLse, v) * map.per_softcap_f32; });
+  }
   // Begins with the vectors q, q + 1, ...
   template <int Vecs>
   __device__ void begin(int q) {
     constexpr BesideAccess kOfX = C::has(kScoreXVectors) ? BesideAccess::vectors : BesideAccess::elements;
-    if constexpr (C::has(kScoreSoftcap)) {
+    if constexpr (reads_x<C>) {
       auto from = this->template cursor<Out>(kMapX, q);
       this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q, from);
     }
@@ -302,9 +306,10 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
                                                   kMapMask, q, from);
     }
   }
-  // The gradient of element v of the i'th of those vectors, from that of its score.
-  __device__ A backward(A grad, int i, int v) const {
-    return score_gradient<C>(map, grad, xs[C::has(kScoreSoftcap) ? i : 0][v], factors[v]);
+  // The gradient of element v of the i'th of those vectors, from that of its score and from its result y.
+  __device__ A backward(A grad, A y, int i, int v) const {
+    const Out x = reads_x<C> ? xs[reads_x<C> ? i : 0][v] : Out();
+    return score_gradient<C>(map, grad, x, factors[v], y, lse[C::has(kScoreSlopeOfY) ? v : 0]);
   }
   // Whether that element, of vector q, takes part. If not it has no gradient, which a softmax gives by itself: its
   // result is 0 there, unless the sum of the column is not finite.

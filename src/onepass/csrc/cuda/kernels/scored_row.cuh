@@ -44,6 +44,17 @@ __device__ inline double quarter_slope(const ScoreMap& map, double x, double fac
   return q / ((1 + q) * (1 + q));
 }
 
+// The slope itself, from the result y of a softmax of a half type, because the capped score is log(y) + lse. Where y is
+// 0, so is the gradient. `lse`: that of the row, divided by the softcap.
+__device__ inline float slope_of_result(const ScoreMap& map, float y, float lse) {
+  const float tanh = fmaf(log2_(y), map.per_softcap_f32 * kLn2, lse);
+  return max_(fmaf(-tanh, tanh, 1), 0.0f);
+}
+
+// Whether a gradient reads x.
+template <class C>
+constexpr bool reads_x = C::kIsBackward && C::has(kScoreSoftcap) && !C::has(kScoreSlopeOfY);
+
 // The score of an element of x that takes part. Arguments for parts that the kernel does not have are ignored.
 template <class C, class T, class A>
 __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, A slope, A distance) {
@@ -54,10 +65,11 @@ __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, 
   if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
   return s;
 }
-// The gradient of x from the gradient of its score. `x` is used only with a softcap. An element that does not take part
-// has the gradient 0, whatever its x is.
+// The gradient of x from the gradient of its score. With a softcap it depends on the element of x, if that is read, or
+// else on y and `lse` (see slope_of_result). An element that does not take part has the gradient 0, whatever its x is.
 template <class C, class T, class A>
-__device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
+__device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor, A y = 0, A lse = 0) {
+  if constexpr (C::has(kScoreSlopeOfY)) return grad * slope_of_result(map, y, lse) * factor;
   if constexpr (!C::has(kScoreSoftcap)) return factor * grad;
   const A slope = quarter_slope<typename C::Out>(map, A(round_through<typename C::In>(x)), factor);
   constexpr bool kMayHide = C::has(kScoreWindow) || C::has(kScoreMask);
@@ -102,10 +114,10 @@ struct RowOffsets {
            : t == kMapBias  ? C::has(kScoreBias) || C::has(kScoreBiasGrad)
            : t == kMapAlibi ? C::has(kScoreAlibi)
            : t == kMapSink  ? C::has(kScoreRow)
-           : t == kMapLse   ? C::has(kScoreRow) || C::kIsPointwise
+           : t == kMapLse   ? C::has(kScoreRow) || C::kIsPointwise || C::has(kScoreSlopeOfY)
            : t == kMapMask  ? C::has(kScoreMask)
            : t == kMapGrad  ? C::kIsBackward
-           : t == kMapX     ? C::kIsBackward && C::has(kScoreSoftcap)
+           : t == kMapX     ? reads_x<C>
                             : true;
   }
 };
@@ -381,7 +393,7 @@ struct PositionalGrad {
   static constexpr int V = C::kVecSize;
   const ScoreMap* map;
   ScoreWindow<C> window;
-  A factor;
+  A factor, lse;  // lse: divided by the softcap
   const unsigned char* mask;
   Out* result;
   const Out* x;
@@ -389,7 +401,8 @@ struct PositionalGrad {
   __device__ PositionalGrad(const ScoreMap& map, const RowOffsets<C, true>& at, int64_t n)
       : map(&map), window(map, at.distance, n), factor(factor_of(map, A())) {
     result = at.template pointer<Out>(map, kMapResult);
-    if constexpr (C::has(kScoreSoftcap)) x = at.template pointer<const Out>(map, kMapX);
+    if constexpr (reads_x<C>) x = at.template pointer<const Out>(map, kMapX);
+    if constexpr (C::has(kScoreSlopeOfY)) lse = *at.template pointer<const A>(map, kMapLse) * map.per_softcap_f32;
     if constexpr (C::has(kScoreScale)) factor *= *at.template pointer<const A>(map, kMapScale);
     if constexpr (C::has(kScoreMask)) mask = at.template pointer<const unsigned char>(map, kMapMask);
   }
@@ -398,7 +411,7 @@ struct PositionalGrad {
   __device__ bool overlaps(Index at) const {
     return C::has(kScoreWindow) && !C::Grad::kSumsGrad ? window.overlaps((int)at) : true;
   }
-  // Only with a softcap: the vector of x at element `first` of the row. All its elements belong to the row.
+  // The vector of x at element `first` of the row. All its elements belong to the row.
   __device__ auto load_x(int first) const {
     typename HalfWords<Out, V>::Type loaded;
     if constexpr (C::has(kScoreXVectors)) {
@@ -422,18 +435,18 @@ struct PositionalGrad {
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) return C::Grad::kSumsGrad || !(abs_(sum) < infinity());
     return false;
   }
-  // The gradient of element `at`. `own`: the element of x.
+  // The gradient of element `at`, from its result y. `own`: the element of x.
   template <bool HasOutsiders>
-  __device__ A backward(A grad, int at, Out own) const {
+  __device__ A backward(A grad, A y, int at, Out own) const {
     if constexpr (HasOutsiders) {
       if (!takes_part(at)) return 0;
     }
-    return score_gradient<C>(*map, grad, own, factor);
+    return score_gradient<C>(*map, grad, own, factor, y, lse);
   }
   template <bool HasOutsiders>
-  __device__ A backward(A grad, int at) const {
-    if constexpr (C::has(kScoreSoftcap)) return backward<HasOutsiders>(grad, at, load_x_one(at));
-    return backward<HasOutsiders>(grad, at, Out());
+  __device__ A backward(A grad, A y, int at) const {
+    if constexpr (reads_x<C>) return backward<HasOutsiders>(grad, y, at, load_x_one(at));
+    return backward<HasOutsiders>(grad, y, at, Out());
   }
 
   __device__ bool takes_part(int at) const {

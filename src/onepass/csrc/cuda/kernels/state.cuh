@@ -8,7 +8,7 @@
 
 __device__ inline float infinity() { return __int_as_float(0x7f800000); }
 __device__ inline float nan_() { return __int_as_float(0x7fffffff); }
-constexpr float kLog2e = 1.44269504f;
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 __device__ inline float exp2_(float v) {
   float e;
