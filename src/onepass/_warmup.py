@@ -168,7 +168,7 @@ def _gradients_of_scores(
     grads = [(call, "backward", (y, x)), *([(plain, "backward", (y, wide))] if of_scores else ())]
     # The slope of most softcaps (scored.caps_from_result).
     from_result = "softcap" in options and x is y and x in HALF_DTYPES and function in ("softmax", "softmin")
-    if from_result and "bias" not in options and "alibi" not in options:
+    if from_result and "alibi" not in options:
         grads.append((f"{call} lse", "backward", (y, x)))
     return grads
 

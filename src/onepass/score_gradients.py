@@ -85,8 +85,9 @@ class ScoredFunction(torch.autograd.Function):
         needs_score = ctx.spec.function == "logsumexp"
         needs_x = needs_score or ctx.scores.softcap or scale_grad or _is_transformed()
         ctx.likes = [None if t is None else (t.shape, t.dtype) for t in side[:-1]]
+        ctx.caps_from_result = caps_from_result(x, side, ctx.spec, ctx.scores)
         if not needs_score and not _is_transformed():
-            side = side._replace(bias=None, alibi=None)
+            side = side._replace(bias=side.bias if ctx.caps_from_result else None, alibi=None)
         kept = x if needs_x else None, *side, y, lse_wide
         ctx.save_for_backward(*kept)
         if _is_transformed():
@@ -98,7 +99,7 @@ class ScoredFunction(torch.autograd.Function):
         side = SideTensors(*tensors)
         if lse is None:  # then the second output is empty
             g_lse = None
-        call = ctx.spec, ctx.scores, ctx.input_dtype, ctx.needs_input_grad[:5], ctx.likes
+        call = ctx.spec, ctx.scores, ctx.input_dtype, ctx.needs_input_grad[:5], ctx.likes, ctx.caps_from_result
         grads = gradients(x, side, y, lse, g, g_lse, *call)
         return *grads, *[None] * 13
 
@@ -139,7 +140,7 @@ def _backward(
 ) -> Tensor:
     """The gradient of the input of softmax or log_softmax, of dtype `to`. x and, if it was kept, lse are for a
     softcap."""
-    side, spec = side._replace(bias=None, alibi=None, sink=None), spec._replace(dtype=to)
+    side, spec = side._replace(bias=None if lse is None else side.bias, alibi=None, sink=None), spec._replace(dtype=to)
     if _is_direct(g, y, x, lse, *side):
         return _launch_backward(g, y, x, lse, side, spec, scores)
     return _backward_operator(g, y, x, lse, *side, *_as_arguments(spec), *scores)
@@ -169,9 +170,10 @@ def gradients(
     to: torch.dtype,
     needed: Sequence[bool],
     likes: Sequence[Like | None],
+    from_result: bool,
 ) -> list[Tensor | None]:
     """The gradients of the input, of dtype `to`, and of scale, bias, alibi and sink, of the shapes and dtypes `likes`.
-    None for those that are not `needed`."""
+    None for those that are not `needed`. `from_result`: see `caps_from_result`."""
     result: list[Tensor | None] = [None] * 5
     times = 1.0  # `ds` is the gradient of the scores times this
     if g is None and g_lse is None:
@@ -208,10 +210,8 @@ def gradients(
             dx, result[2] = both
             needs_bias = False
         elif is_plain and needs_x and g_lse is None:
-            of_cap = x if scores.softcap else None
-            has_bias = likes[1] is not None or likes[2] is not None
-            from_result = of_cap is not None and not has_bias and caps_from_result(of_cap, side, spec, scores)
-            dx = _backward(g, y, of_cap, lse if from_result else None, side, spec, scores, to)
+            of_cap, cap_lse = x if scores.softcap else None, lse if from_result else None
+            dx = _backward(g, y, of_cap, cap_lse, side, spec, scores, to)
             if (needs_bias or needs_alibi) and scores.factor:  # sums of dx are divided by the factor
                 ds, times = dx, scores.factor
         if ds is None and any(needed[:4]) and (dx is None or needs_bias or needs_alibi):

@@ -35,7 +35,8 @@ _NUMBERS = f"float factor, float softcap, float sink_number, {_WINDOW}, bool emp
 # The result, and the logsumexp of the scores of each row if a gradient needs it (`_keeps_lse`).
 library.define(f"scored(Tensor input, {_SIDE}, {_CALL}, {_NUMBERS}) -> (Tensor, Tensor)")
 # It takes the input `x` only with a softcap, and then perhaps `lse`, the logsumexp of each row.
-library.define(f"scored_backward(Tensor grad, Tensor y, Tensor? x, Tensor? lse, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
+_SAVED = "Tensor y, Tensor? x, Tensor? lse"
+library.define(f"scored_backward(Tensor grad, {_SAVED}, {_SIDE}, {_CALL}, {_NUMBERS}) -> Tensor")
 # The gradient of the input (or of its scores if `of_scores`) from `lse`, the logsumexp of each row, and its gradient
 # `grad`. Both have the accumulator's dtype and reduced dims of size 1.
 library.define(
@@ -226,23 +227,23 @@ def _parse(given: Sequence[Any]) -> tuple[Tensor, SideTensors, Spec, Scores]:
 
 def _keeps_lse(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> bool:
     """Whether the logsumexp of each row is a result too: for the gradient of a sink, or to compute the slope of a
-    softcap in place of x (`caps_from_result`)."""
+    softcap (`caps_from_result`)."""
     return side.sink is not None or caps_from_result(x, side, spec, scores)
 
 
 def caps_from_result(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> bool:
-    """Whether a gradient computes the slope of a softcap from the result and the logsumexp of its row, because a kernel
-    then reads two tensors in place of three. Rounding changes a result of a half type by a part in 256 at most, and so
-    the slope by 1 / (128 softcap) at most. If that may be more than a part in 2048, x is read."""
-    return (
-        scores.softcap >= LEAST_FROM_RESULT
-        and x.is_cuda
-        and spec.engine != "triton"
-        and spec.function == "softmax"
-        and x.dtype in HALF_DTYPES
-        and _result_dtype(x, spec.dtype) is x.dtype
-        and side.bias is side.alibi is None
-    )
+    """Whether a gradient computes the slope of a softcap from the result, the logsumexp of its row, and a bias. Then a
+    kernel reads no x, except in rows whose bias is far from 0 (`is_far` in csrc/cuda/kernels/scored_row.cuh). Rounding
+    changes a result of a half type by a part in 256 at most, and so the slope by 1 / (128 softcap) at most. If that may
+    be more than a part in 2048, x is read."""
+    if scores.softcap < LEAST_FROM_RESULT or not x.is_cuda or spec.engine == "triton" or spec.function != "softmax":
+        return False
+    if x.dtype not in HALF_DTYPES or _result_dtype(x, spec.dtype) is not x.dtype or side.alibi is not None:
+        return False
+    # A bias is read in place of x, so it should have fewer elements. (Comparing sizes with 1 adds no guards to graphs.)
+    bias = side.bias
+    own = () if bias is None else (*[1] * (x.dim() - bias.dim()), *bias.shape)
+    return bias is None or any(size == 1 != whole for size, whole in zip(own, x.shape, strict=True))
 
 
 def _empty_lse(x: Tensor, side: SideTensors, spec: Spec, scores: Scores) -> Tensor | None:
@@ -350,13 +351,13 @@ def _launch_backward(
         if triton_engine.launch_scored_backward(*call):
             return dx
     else:
-        scale, _, _, _, mask = _kernel_tensors(y, side, _accumulator(y.dtype, y.dtype))
+        scale, bias, _, _, mask = _kernel_tensors(y, side, _accumulator(y.dtype, y.dtype))
         numbers = _NUMBERS_OF[spec.function], spec.dims, *scores
-        if _KERNELS[1](g, y, x, lse, scale, mask, dx, *numbers):
+        if _KERNELS[1](g, y, x, lse, scale, bias, mask, dx, *numbers):
             return dx
         of_g, of_y, of_x = _as_rows(g, spec), _as_rows(y, spec), None if x is None else _as_rows(x, spec)
         into = torch.empty_like(of_y, dtype=dx.dtype)
-        if _KERNELS[1](of_g, of_y, of_x, lse, scale, mask, into, *numbers):
+        if _KERNELS[1](of_g, of_y, of_x, lse, scale, bias, mask, into, *numbers):
             return dx.copy_(into)
     return _laid_out(backward_arithmetic(g, y, x, side, spec, scores), y)
 

@@ -160,17 +160,17 @@ class Emulator:
         empty_is_zero: bool = False,
         plan: Sequence[int] | None = None,
         of_scores: bool = False,
-        bias_parts: int = 1,
+        bias_parts: int = 0,
     ) -> None:
         """A scored call, or its gradient where there is a `grad`. `tensors` are by the names of SCORED and broadcast
         to the sizes of the input; `numbers`: factor, softcap, sink; `window`: least and most distance, offset.
-        `of_scores`: of logsumexp, the gradient of the scores. `bias_parts`: with a gradient the bias is that of the
-        bias, the first of so many parts."""
+        `of_scores`: of logsumexp, the gradient of the scores. `bias_parts`: the bias is the gradient of the bias,
+        the first of so many parts."""
         given = [tensors.get(name) for name in SCORED]
         x, out = tensors["input"], tensors["result"]
         bias = tensors.get("bias", torch.zeros(0))
         backward = "grad" in tensors
-        makes_bias_grad = backward and function != "logsumexp"
+        makes_bias_grad = bias_parts > 0
         written = [out, tensors.get("lse"), tensors.get("bias") if makes_bias_grad else None]
         others = [t for t in given if t is not None and all(t is not each for each in written)]
         self.begin(others, out)

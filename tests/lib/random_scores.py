@@ -161,7 +161,7 @@ class Scored(Call):
                 x = of_cap.to(y.dtype) if y.element_size() == 2 else of_cap
 
             def launch(dx: Tensor) -> bool:
-                return _KERNELS[1](g, y, of_cap, None, scale, mask, dx, *numbers)
+                return _KERNELS[1](g, y, of_cap, None, scale, None, mask, dx, *numbers)
 
             operands = {**given, "the gradient": g, "the result": y}
         (dx,) = self.with_threads(operands, lambda: into(launch))

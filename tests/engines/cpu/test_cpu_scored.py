@@ -64,7 +64,7 @@ def backward(
     """The gradient of softmax or log_softmax; x goes with a softcap."""
     dx = torch.empty_like(y, dtype=to) if out is None else out
     scale, _, _, _, mask = _kernel_tensors(y, side, F64 if y.dtype is F64 else F32)
-    assert _KERNELS[1](g, y, x, scale, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
+    assert _KERNELS[1](g, y, x, None, scale, None, mask, dx, _NUMBERS_OF[spec.function], spec.dims, *scores)
     return dx
 
 

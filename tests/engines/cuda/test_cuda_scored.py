@@ -43,7 +43,9 @@ PARTS = {
     "bias": {"bias", "alibi", "softcap", "sink"},
     "strides": {"mask of rows", "bias transposed", "empty", "sink"},
     "softcap": {"high softcap", "scale", "mask", "window"},  # in half types its slope is computed from the result
+    "softcap, bias": {"high softcap", "bias", "sink"},
 }
+FROM_RESULT = ("softcap", "softcap, bias")
 
 
 def of_each(ways: dict[str, Any], *quick: str) -> list[Any]:
@@ -207,7 +209,7 @@ def solve_in_emulator(
     x, y = place(x), place(x)
     names, own = ("scale", "bias", "alibi", "sink", "mask"), F64 if dtype is F64 else F32
     tensors = {key: t for key, t in zip(names, scored._kernel_tensors(x, side, own), strict=True) if t is not None}
-    if side.sink is not None or parts == "softcap":
+    if side.sink is not None or parts in FROM_RESULT:
         tensors["lse"] = torch.empty(want_lse.shape, dtype=own)
     numbers = scores.factor, scores.softcap, scores.sink
     rest = spec.dims, numbers, _window(scores, x), scores.empty_is_zero
@@ -218,7 +220,9 @@ def solve_in_emulator(
     g, dx = place(maker(dtype, seed=9)(*x.shape)), place(x)
     given = {key: t for key, t in tensors.items() if key in ("scale", "mask")} | {"input": y, "grad": g, "result": dx}
     if scores.softcap:
-        given |= {"lse": tensors["lse"]} if parts == "softcap" and dtype in (F16, BF16) else {"of_cap": x}
+        given["of_cap"] = x
+    if parts in FROM_RESULT and dtype in (F16, BF16):
+        given |= {key: t for key, t in tensors.items() if key in ("lse", "bias")}
     wide = x.double() if scores.softcap else None
     want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
     emulator.scored(spec.function, given, *rest, of_gradient)
@@ -341,7 +345,7 @@ def test_a_softcap_asks_no_input_that_is_masked_out(emulator, way, dtype):
     tensors = {"input": y, "grad": g, "result": dx, "mask": mask, "of_cap": x}
     if way == "bias":
         tensors["bias"] = torch.empty(1, *sizes[1:], dtype=dtype)
-    emulator.scored("softmax", tensors, dims, (0.5, 2.0, -math.inf), _window(scores, x))
+    emulator.scored("softmax", tensors, dims, (0.5, 2.0, -math.inf), _window(scores, x), bias_parts=way == "bias")
     assert hidden.any()
     assert not dx[hidden].any()
     assert_close(dx, want, dtype)
@@ -358,13 +362,34 @@ def test_the_slope_of_a_softcap_from_results(emulator, way, cap, dtype):
     dims, lse = ([2], lse) if way == "rows" else ([1], lse.view(3, 1, 40))
     numbers = (1.0, cap, -math.inf)
     emulator.scored("softmax", {"input": x, "result": y, "lse": lse}, dims, numbers)
-    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "lse": lse}, dims, numbers)
+    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "lse": lse, "of_cap": x}, dims, numbers)
     spec, scores = Spec("softmax", dims, F64), Scores(1.0, cap, -math.inf, None, None, None)
     given = g.double(), y.double(), x.double(), SideTensors(), spec
     want, of_score = (scored.backward_arithmetic(*given, scores._replace(softcap=c)) for c in (cap, 0.0))
     assert (y == 0).any() or cap < 50
     rounding = torch.finfo(dtype).eps / 2 * want.abs() + (1e-7 if dtype is F16 else 1e-37)
     assert ((dx - want).abs() <= 1.01 * rounding + 1.01 * of_score.abs() / (128 * cap)).all()
+
+
+@emulated
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize(("sizes", "dim"), [((3, 5, 264), 2), ((3, 50, 21), 2), ((3, 40, 33), 1)], ids=str)
+def test_rows_of_a_large_bias_read_x(emulator, sizes, dim, dtype):
+    """As that of a row of padding, to which a bias added the least number: its logsumexp has no digit of a score."""
+    x, side, scores = drawn(dtype, sizes, {"high softcap", "bias", "mask"}, 3)
+    of_rows = side.bias.transpose(dim, 2)[0]
+    of_rows[0], of_rows[1], of_rows[2] = torch.finfo(dtype).min, -3000, 800
+    double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
+    spec, y, g, dx = Spec("softmax", [dim], F64), torch.empty_like(x), maker(dtype, seed=9)(*sizes), torch.empty_like(x)
+    lse = torch.empty([1 if d == dim else n for d, n in enumerate(sizes)])
+    call = [dim], (1.0, scores.softcap, -math.inf)
+    tensors = {"bias": side.bias, "mask": side.mask, "lse": lse}
+    emulator.scored("softmax", {"input": x, "result": y, **tensors}, *call)
+    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "of_cap": x, **tensors}, *call)
+    want = scored.backward_arithmetic(g.double(), y.double(), x.double(), double, spec, scores)
+    assert_close(dx, want, dtype)
+    exact = lse.transpose(dim, 2).squeeze(2)[:, :3].abs() > 1024
+    assert exact.tolist() == [[True, True, False]] * 3
 
 
 @emulated
@@ -418,10 +443,10 @@ def check_on_a_gpu(call: tuple[Tensor, SideTensors, Scores], dim: int, place: An
             continue
         g, of_cap = maker(dtype, seed=9)(*x.shape).cuda(), x if scores.softcap else None
         dx = torch.empty_like(y)
-        scale, _, _, _, mask = scored._kernel_tensors(y, side, F64 if dtype is F64 else F32)
+        scale, bias, _, _, mask = scored._kernel_tensors(y, side, F64 if dtype is F64 else F32)
         number = scored._NUMBERS_OF[function]
         cap_lse = lse if scored.caps_from_result(x, side, spec, scores) else None
-        assert scored._KERNELS[1](g, y, of_cap, cap_lse, scale, mask, dx, number, spec.dims, *scores)
+        assert scored._KERNELS[1](g, y, of_cap, cap_lse, scale, bias, mask, dx, number, spec.dims, *scores)
         wide = None if of_cap is None else x.double()
         want = scored.backward_arithmetic(g.double(), y.double(), wide, double, spec._replace(dtype=F64), scores)
         torch.testing.assert_close(dx.double(), want, equal_nan=True, rtol=TOLERANCE[dtype], atol=2e-2)

@@ -96,8 +96,8 @@ inline SegmentProblem segment_problem(const Call& call) {
   if (call.has("order")) problem.order = address_of(DType::float32);
   return problem;
 }
-// Scale and sink are numbers. A gradient is the gradient of the elements, not of the scores; only for logsumexp it has
-// a bias. With the word "lse" the logsumexp of each row is written, or read for the slope of a softcap.
+// Scale and sink are numbers. A gradient is the gradient of the elements, not of the scores; it has a bias only for
+// logsumexp, or with the word "lse": then the logsumexp of each row is written, or read for the slope of a softcap.
 inline ScoredProblem scored_problem(const Call& call) {
   ScoredProblem problem = {};
   problem.function = call.function == "softmin" ? Function::softmax : function_of(call.function);
@@ -115,9 +115,10 @@ inline ScoredProblem scored_problem(const Call& call) {
   give(kInput, call.in), give(kResult, call.out);
   if (call.backward) give(kGradOf, of_lse ? problem.accumulator() : call.in);
   if (of_lse || call.has("lse")) give(kRowLse, problem.accumulator());
-  if (call.backward && !of_lse && problem.softcap != 0 && !call.has("lse")) give(kOfCap, call.out);
+  if (call.backward && !of_lse && problem.softcap != 0) give(kOfCap, call.out);
   if (call.has("mask")) give(kMask, DType::float32);
-  if (call.has("bias") && (!call.backward || of_lse)) give(kBias, call.in);
+  const bool has_scores = !call.backward || of_lse || call.has("lse");
+  if (call.has("bias") && has_scores) give(kBias, call.in);
   if (call.has("alibi") && (!call.backward || of_lse)) give(kAlibi, problem.accumulator());
   return problem;
 }

@@ -172,7 +172,8 @@ class ScoredRows {
           if (sink_of_rows && !call_.backward) problem.data[kSink] = address_of(problem.accumulator());
           note_views(problem, {int(bias), scale_of_rows, sink_of_rows});
         }
-        if (call_.backward && call_.has("bias") && !is_reduction(plain.function)) note_bias_grads(plain, scale_of_rows);
+        if (call_.backward && call_.has("bias") && !is_reduction(plain.function) && !call_.has("lse"))
+          note_bias_grads(plain, scale_of_rows);
       }
     }
   }

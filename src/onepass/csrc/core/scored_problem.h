@@ -17,10 +17,10 @@ namespace onepass {
 //   kInput   forward: x. Backward: the forward's result y; for logsumexp, whose result is kRowLse: x
 //   kGradOf  backward: the gradient of the result
 //   kResult  forward: y. Backward: the gradient of x
-//   kRowLse  forward: the logsumexp of each row, if it is written. Backward: the same, for logsumexp; or in place of
-//            kOfCap, if the slope of a softcap is computed from it and from y
+//   kRowLse  forward: the logsumexp of each row, if it is written. Backward: the same, for logsumexp; or to compute the
+//            slope of a softcap from it, y and a bias
 //   kOfCap   backward, with a softcap, except for logsumexp: x
-//   kBias    backward, except for logsumexp: the gradient of a bias, or parts of it, one after another without gaps
+//   kBias    backward, with bias_parts: the gradient of a bias, or parts of it, one after another without gaps
 enum ScoredTensor {
   kInput,
   kResult,
@@ -52,13 +52,15 @@ struct ScoredProblem {
   // The range of distances inside the window, both ends included.
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
   bool empty_is_zero = false;  // the result of a row in which no element takes part: 0, or else NaN
-  int bias_parts = 1;          // (gradient of a bias) so many parts are written; the gradient is their sum
+  int bias_parts = 0;          // (gradient of a bias) so many parts are written; the gradient is their sum
   bool of_scores = false;      // (gradient of logsumexp) the gradient of the scores, not of the elements
   int64_t threads = 1;         // threads of the CPU engine; the plan of a gradient depends on it
 
   bool has(ScoredTensor tensor) const { return data[tensor] != nullptr; }
   bool is_backward() const { return direction == Direction::backward; }
-  bool makes_bias_grad() const { return has(kBias) && is_backward() && !is_reduction(function); }
+  bool makes_bias_grad() const { return bias_parts > 0; }
+  // Whether the slope of a softcap is computed from the result.
+  bool has_slope_of_result() const { return is_backward() && has(kRowLse) && !is_reduction(function); }
   bool has_window() const {
     return least != std::numeric_limits<int64_t>::min() || most != std::numeric_limits<int64_t>::max();
   }

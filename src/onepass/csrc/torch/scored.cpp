@@ -41,8 +41,7 @@ bool run(ScoredProblem& problem, const TensorRef* const* tensors, const ReduceDi
   }
   problem.lay_out(x.rank, x.sizes, each, dims.reduced, offset);
   if (problem.rows == 0 || problem.n == 0) return false;
-  if (problem.is_backward() && !is_reduction(problem.function) &&
-      (problem.softcap != 0) != (problem.has(kOfCap) || problem.has(kRowLse))) {
+  if (problem.is_backward() && !is_reduction(problem.function) && (problem.softcap != 0) != problem.has(kOfCap)) {
     fail("x goes with a softcap");
   }
   if (x.is_cuda()) return cuda::run_scored(problem, x);
@@ -78,10 +77,10 @@ void run_scored(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = stable::from(run(problem, tensors, dims, given));
 }
 
-// (grad, y, x, lse, scale, mask, out, function, dims, numbers). x and lse are given only with a softcap: x in the type of
-// out; lse if a kernel may compute the slope of the softcap from it and y, in place of x. With the gradient of a bias:
-// (..., out, grad_bias, parts, function, ...). grad_bias is the first of `parts` parts, which follow one another in
-// memory.
+// (grad, y, x, lse, scale, bias, mask, out, function, dims, numbers). x is given only with a softcap, in the type of
+// out. With lse a GPU computes the slope of the softcap from it, y and the bias. With the gradient of a bias: (grad, y,
+// x, scale, mask, out, grad_bias, parts, function, ...). grad_bias is the first of `parts` parts, which follow one
+// another in memory.
 template <bool MakesBiasGrad>
 void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   StackArguments given(stack);
@@ -89,15 +88,19 @@ void run_scored_backward(StableIValue* stack, uint64_t, uint64_t) {
   tensors[kGradOf] = given.take_tensor(), tensors[kInput] = given.take_tensor();
   tensors[kOfCap] = given.take_maybe_tensor();
   if constexpr (!MakesBiasGrad) tensors[kRowLse] = given.take_maybe_tensor();
-  tensors[tensors[kRowLse] && tensors[kInput]->is_cuda() ? kOfCap : kRowLse] = nullptr;
-  tensors[kScale] = given.take_maybe_tensor(), tensors[kMask] = given.take_maybe_tensor();
+  tensors[kScale] = given.take_maybe_tensor();
+  if constexpr (!MakesBiasGrad) {
+    tensors[kBias] = given.take_maybe_tensor();
+    if (!tensors[kRowLse] || !tensors[kInput]->is_cuda()) tensors[kRowLse] = tensors[kBias] = nullptr;
+  }
+  tensors[kMask] = given.take_maybe_tensor();
   tensors[kResult] = given.take_tensor();
   ScoredProblem problem = {};
   if constexpr (MakesBiasGrad) {
     tensors[kBias] = given.take_tensor();
-    problem.bias_type = tensors[kBias]->dtype();
     problem.bias_parts = int(given.take<int64_t>());
   }
+  if (tensors[kBias]) problem.bias_type = tensors[kBias]->dtype();
   problem.function = function_of(given.take<int64_t>()), problem.direction = Direction::backward;
   problem.in = tensors[kInput]->dtype(), problem.out = tensors[kResult]->dtype();
   if (tensors[kOfCap] && tensors[kOfCap]->dtype() != problem.out) fail("x has another type than its gradient");
@@ -142,8 +145,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(onepass, m) {
          "Tensor(a!) out, Tensor(b!)? lse, " +
          numbers)
             .c_str());
-  m.def(("_scored_backward_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? lse, Tensor? scale, Tensor? mask, "
-         "Tensor(a!) out, " +
+  m.def(("_scored_backward_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? lse, Tensor? scale, Tensor? bias, "
+         "Tensor? mask, Tensor(a!) out, " +
          numbers)
             .c_str());
   m.def(("_scored_bias_grad_kernel(Tensor grad, Tensor y, Tensor? x, Tensor? scale, Tensor? mask, Tensor(a!) out, "

@@ -123,7 +123,7 @@ unsigned parts_of(const ScoredProblem& problem) {
     for (const ScoredTensor t : {kScale, kAlibi, kGradOf, kRowLse})
       if (step_of(problem, t)) parts |= kScoreRowsInLine;
   } else if (problem.is_backward()) {
-    if (problem.has(kRowLse)) parts |= kScoreSlopeOfY;
+    if (problem.has_slope_of_result()) parts |= kScoreSlopeOfY;
   } else if (problem.has(kSink) || problem.has(kRowLse) || problem.empty_is_zero ||
              problem.sink > -std::numeric_limits<double>::infinity()) {
     parts |= kScoreRow;
@@ -149,7 +149,7 @@ unsigned vector_parts(const ScoredProblem& problem, int width, Step step_of, Pha
   const bool is_read = !problem.makes_bias_grad();
   add(kBias, size_of(problem.bias_type), kScoreBiasVectors, is_read ? kScoreBiasSame : 0u, is_read);
   add(kMask, 1, kScoreMaskVectors, kScoreMaskSame);
-  add(kOfCap, size_of(problem.out), kScoreXVectors, 0, x_by_words);
+  if (!problem.has_slope_of_result()) add(kOfCap, size_of(problem.out), kScoreXVectors, 0, x_by_words);
   return parts;
 }
 
@@ -164,7 +164,7 @@ unsigned row_parts(const ScoredProblem& problem, const CudaPlan& plan) {
                return plan.access != VecAccess::scalar && !(has_parts && tensor == kBias && problem.n % width) &&
                       in_phase(problem, kInput, size_of(problem.in), tensor, size, width);
              },
-             plan.tier == Tier::staged);
+             true);
 }
 
 // Columns -------------------------------------------------------------------------------------------------------------
@@ -223,12 +223,9 @@ CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const 
              is_short = is_tiny && view.slices() > 1;
   if (view.is_scattered || (is_short && !view.slices_follow) || !view.tile) view = column_view(plain, true);
   // Once x is in shared memory, other tensors are read element by element (24 shapes, H200, 2026-11-29).
-  const bool reads_beside = problem.has(kBias) || problem.has(kMask);
-  const double of_staged = is_short                ? 100
-                           : problem.has(kOfCap)   ? 0.25
-                           : problem.is_backward() ? 0.75
-                           : reads_beside          ? 0.4
-                                                   : 0.9;
+  const bool reads_x = problem.has(kOfCap) && !problem.has_slope_of_result();
+  const bool reads_beside = problem.has(kBias) || (problem.has(kMask) && !problem.is_backward());
+  const double of_staged = is_short ? 100 : reads_x ? 0.25 : reads_beside ? 0.4 : problem.is_backward() ? 0.75 : 0.9;
   return column_planner(view, gpu, plain, true).plan_of_scores(of_staged);
 }
 
@@ -237,8 +234,8 @@ CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const 
 CudaPlan find_column_plan(const ScoredProblem& problem, const Problem& plain, int device, const Gpu& gpu) {
   if (DryRun::running) return plan_columns(problem, plain, gpu);  // perhaps for another GPU
   thread_local LaunchCache<LaunchKey, CudaPlan> plans;
-  const unsigned scores =
-      problem.has(kOfCap) << 2 | (problem.has(kBias) || problem.has(kMask)) << 1 | (gpu.cooperative != 0);
+  const unsigned scores = problem.has(kOfCap) << 3 | problem.has_slope_of_result() << 2 |
+                          (problem.has(kBias) || problem.has(kMask)) << 1 | (gpu.cooperative != 0);
   const LaunchKey key(plain, device, batch_invariant(), tables_version.load(std::memory_order_acquire), scores);
   const CudaPlan* const found = plans.find(key);
   return found ? *found : plans.put(key, plan_columns(problem, plain, gpu));

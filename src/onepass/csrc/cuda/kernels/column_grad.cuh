@@ -40,10 +40,11 @@ struct PlainColumnGrad {
   __device__ PlainColumnGrad(const GradTensors<C>& tensors, const Tile&) : score(tensors.score) {}
   template <int>
   __device__ void begin(int) const {}
-  template <class A>
-  __device__ A backward(A grad, A, int, int) const {
+  template <bool, class A>
+  __device__ A backward(A grad, A, int, int, int) const {
     return score.backward(grad);
   }
+  __device__ bool is_far_column(int) const { return false; }
 };
 
 // The operation: a sum for each column.
@@ -116,11 +117,14 @@ struct ReducedGrad {
     if constexpr (HasOutsiders) {
       if (has_outsiders(v) && !score.takes_part(q, i, v)) return 0;
     }
-    return score.backward(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), y, i, v);
+    return score.template backward<HasOutsiders>(C::Grad::template result<typename C::Out>(y, g, epilogues[v]), y, q, i,
+                                                 v);
   }
 
  private:
-  __device__ bool has_outsiders(int v) const { return C::Grad::kSumsGrad || !(abs_(epilogues[v]) < infinity()); }
+  __device__ bool has_outsiders(int v) const {
+    return C::Grad::kSumsGrad || !(abs_(epilogues[v]) < infinity()) || score.is_far_column(v);
+  }
   template <bool Again, int Vecs>
   __device__ A grad_value(const OperandFragments<C, Vecs>& vectors, int i, int v) const {
     if constexpr (C::kVectorGrad)

@@ -42,7 +42,7 @@ struct BackwardFragment {
   typedef typename Operand::Raw Raw;
   Operand y;
   typename Conditional<C::kBroadcastGrad, BroadcastFragment<C>, Operand>::type g;
-  typename HalfWords<Out, V>::Type x[reads_x<C> ? Vecs : 1];
+  MoreVector<C> more[reads_more<C> ? Vecs : 1];
 
   // Loads Vecs vectors of a row. The first begins at element `first`, and each next one `step` elements further on.
   // Vectors that belong to the row only in part become zeros: their elements are the row's head or tail elements
@@ -57,9 +57,9 @@ struct BackwardFragment {
         if constexpr (!C::kBroadcastGrad) g.set_elements(i, row.g + at, at, n, {});
       } else {
         Raw y_vec = {}, g_vec = {};
-        if constexpr (reads_x<C>) x[i] = {};
+        if constexpr (reads_more<C>) more[i] = {};
         if (is_full<C>(at, n) && overlaps(row, at)) {
-          if constexpr (reads_x<C>) x[i] = row.score.load_x((int)at);
+          if constexpr (reads_more<C>) row.score.load_more(more[i], (int)at);
           y_vec = vector(row.y + at);
           if constexpr (!C::kBroadcastGrad) g_vec = vector(row.g + at);
         }
@@ -111,8 +111,8 @@ struct BackwardFragment {
   __device__ void replace(int i, const Grad& grad, Index first) {
     y.replace(i, [&](int e) {
       const int v = e - i * V;
-      if constexpr (reads_x<C>)
-        return grad.template at<HasOutsiders>(y.reconverted(e), g.reconverted(e), first + v, get_element<Out>(x[i], v));
+      if constexpr (reads_more<C>)
+        return grad.template at<HasOutsiders>(y.reconverted(e), g.reconverted(e), first + v, more[i][v]);
       else
         return grad.template at<HasOutsiders>(y.reconverted(e), g.reconverted(e), first + v);
     });

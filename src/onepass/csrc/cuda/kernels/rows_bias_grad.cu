@@ -44,7 +44,7 @@ struct Sums {
 
 // The gradient of element `at` of x. add(grad) gets the gradient of its score. `own`: the element of x, with a softcap.
 template <bool HasOutsiders, class F>
-__device__ inline A finish(const InputGrad<C>& grad, A y, A g, int at, Out own, F add) {
+__device__ inline A finish(const InputGrad<C>& grad, A y, A g, int at, typename C::Score::More own, F add) {
   if (HasOutsiders && !grad.score.takes_part(at)) return 0;
   const A of_score = C::Grad::result<Out>(y, g, grad.sum);
   add(of_score);
@@ -60,7 +60,7 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
     if (!is_full<C>(at, n)) return;
     fragment.y.replace(i, [&](int e) {
       const int v = e - i * V;
-      const Out own = reads_x<C> ? get_element<Out>(fragment.x[reads_x<C> ? i : 0], v) : Out();
+      const auto own = fragment.more[reads_x<C> ? i : 0][v];
       return finish<HasOutsiders>(grad, fragment.y.reconverted(e), fragment.g.reconverted(e), at + v, own,
                                   [&](A of_score) { sums.of_vectors[e] += of_score; });
     });
@@ -69,7 +69,7 @@ __device__ inline void finish_row(BackwardFragment<C, C::kVecs>& fragment, const
   unroll<Tails::kEach>([&](int k) {
     const int at = tail_position<V>(thread + k * Sums::kTailThreads, before, n);
     if (at < 0) return;
-    const Out own = reads_x<C> ? grad.score.load_x_one(at) : Out();
+    const auto own = grad.score.load_more_one(at);
     to[at] = from_acc<Out>(
         finish<HasOutsiders>(grad, tails.y[k], tails.g[k], at, own, [&](A of_score) { sums.of_tails[k] += of_score; }));
   });

@@ -138,11 +138,11 @@ struct Backward {
 
   struct Beside {
     typename C::Score score;
-    BesideVector<C, Out> x[reads_x<C> ? C::kVecs : 1];
+    MoreVector<C> more[reads_more<C> ? C::kVecs : 1];
     __device__ Beside(const Rows& rows, int64_t index, const LaneElements<C>& own)
         : score(rows.row(own.n ? index : 0, own.n).score) {
-      if constexpr (reads_x<C>)
-        unroll<C::kVecs>([&](int i) { score.load_x(x[i], own.position(i * V), own.is_whole(i)); });
+      if constexpr (reads_more<C>)
+        unroll<C::kVecs>([&](int i) { score.load_more(more[i], own.position(i * V), own.is_whole(i)); });
     }
   };
   const Beside& beside;
@@ -167,8 +167,8 @@ struct Backward {
   __device__ void for_each_result(const InputGrad<C>& grad, F f) const {
     unroll<kCount>([&](int e) {
       const int j = own.position(e);
-      if constexpr (reads_x<C>)
-        f(e, grad.template at<HasOutsiders>(y[e], g[e], j, beside.x[e / V][e % V]));
+      if constexpr (reads_more<C>)
+        f(e, grad.template at<HasOutsiders>(y[e], g[e], j, beside.more[e / V][e % V]));
       else
         f(e, grad.template at<HasOutsiders>(y[e], g[e], j));
     });
@@ -183,7 +183,7 @@ constexpr int kOtherRegisters = C::kIsScored ? 48 : 32;  // registers besides th
 #else
 constexpr int kOtherRegisters = C::kIsScored ? 56 : 40;
 #endif
-constexpr int kBesideEach = C::kIsBackward ? reads_x<C> : C::has(kScoreBias) + C::has(kScoreMask);
+constexpr int kBesideEach = C::kIsBackward ? reads_more<C> : C::has(kScoreBias) + C::has(kScoreMask);
 constexpr int kFit =
     65536 / (kThreads * (kOtherRegisters + (Op::kOperands * Op::kCount * 9 / 8) + kBesideEach * Op::kCount));
 constexpr int kMinBlocks = kFit < 1 ? 1 : kFit > 16 ? 16 : kFit;

@@ -26,7 +26,7 @@ enum ScorePart : unsigned {
   kScoreRowVectors = 32768,
   kScoreBiasGrad = 131072,  // backward: the gradient of a bias that rows share is computed with that of x
   kScoreSkips = 65536,      // gradients of columns: vectors outside the window, where y is 0, are not read
-  kScoreSlopeOfY = 262144   // backward, with a softcap: its slope follows from y and the row's logsumexp; x is not read
+  kScoreSlopeOfY = 262144   // backward, with a softcap: its slope follows from y, the row's logsumexp and a bias
 };
 
 // The tensors of a map. Input and result are x and y in the forward. In the backward they are y and the gradient of x;

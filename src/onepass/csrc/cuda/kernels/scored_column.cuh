@@ -128,7 +128,7 @@ struct ColumnPlaces {
 
 // About so many registers of a thread are for what is loaded beside x.
 template <class C>
-constexpr int score_registers = reads_x<C> ? 16
+constexpr int score_registers = reads_more<C>                                                   ? 16
                                 : (C::has(kScoreBias) || C::has(kScoreMask)) && !C::kIsBackward ? 12
                                                                                                 : 0;
 
@@ -281,24 +281,26 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
   typedef typename C::Out Out;
   using Base::map, Base::tile, Base::V;
   static constexpr int kMostVecs = C::kVecs > kStageVecs ? C::kVecs : kStageVecs;
-  static constexpr bool kMayHaveOutsiders = C::has(kScoreWindow) || C::has(kScoreMask);
+  static constexpr bool kMayHaveOutsiders = C::has(kScoreWindow) || C::has(kScoreMask) || may_be_far<C>;
   static constexpr bool kAsksMasks = C::has(kScoreMask) && C::Grad::kSumsGrad;  // of each element
   const ColumnFactors<C, A> factors;
-  A lse[C::has(kScoreSlopeOfY) ? V : 1];  // of each column, divided by the softcap
-  BesideVector<C, Out> xs[reads_x<C> ? kMostVecs : 1];  // of the vectors that were begun
+  A lse[C::has(kScoreSlopeOfY) ? V : 1];
+  MoreVector<C> more[reads_more<C> ? kMostVecs : 1];  // of the vectors that were begun
   BesideVector<C, unsigned char> masks[kAsksMasks ? kMostVecs : 1];
 
   __device__ ColumnScoreGrad(const ScoreMap& map, const typename Base::Tile& tile) : Base(map, tile), factors(*this) {
-    if constexpr (C::has(kScoreSlopeOfY))
-      unroll<V>([&](int v) { lse[v] = this->template of_column<A>(kMapLse, v) * map.per_softcap_f32; });
+    if constexpr (C::has(kScoreSlopeOfY)) unroll<V>([&](int v) { lse[v] = this->template of_column<A>(kMapLse, v); });
   }
   // Begins with the vectors q, q + 1, ...
   template <int Vecs>
   __device__ void begin(int q) {
-    constexpr BesideAccess kOfX = C::has(kScoreXVectors) ? BesideAccess::vectors : BesideAccess::elements;
-    if constexpr (reads_x<C>) {
-      auto from = this->template cursor<Out>(kMapX, q);
-      this->template load_vectors<kOfX>(reinterpret_cast<BesideVector<C, Out>(&)[Vecs]>(xs), kMapX, q, from);
+    if constexpr (reads_more<C>) {
+      typedef typename Conditional<reads_x<C>, Out, typename C::Bias>::type More;
+      constexpr BesideAccess kOfX = C::has(kScoreXVectors) ? BesideAccess::vectors : BesideAccess::elements;
+      constexpr MapTensor kMore = reads_x<C> ? kMapX : kMapBias;
+      auto from = this->template cursor<More>(kMore, q);
+      this->template load_vectors<reads_x<C> ? kOfX : bias_access<C>>(reinterpret_cast<MoreVector<C>(&)[Vecs]>(more),
+                                                                      kMore, q, from);
     }
     if constexpr (kAsksMasks) {
       auto from = this->template cursor<unsigned char>(kMapMask, q);
@@ -306,10 +308,23 @@ struct ColumnScoreGrad : ColumnPlaces<C> {
                                                   kMapMask, q, from);
     }
   }
-  // The gradient of element v of the i'th of those vectors, from that of its score and from its result y.
-  __device__ A backward(A grad, A y, int i, int v) const {
-    const Out x = reads_x<C> ? xs[reads_x<C> ? i : 0][v] : Out();
-    return score_gradient<C>(map, grad, x, factors[v], y, lse[C::has(kScoreSlopeOfY) ? v : 0]);
+  // The gradient of element v of the i'th of those vectors, which is the thread's vector q, from that of its score and
+  // from its result y.
+  template <bool HasOutsiders>
+  __device__ A backward(A grad, A y, int q, int i, int v) const {
+    if constexpr (HasOutsiders && may_be_far<C>) {
+      if (is_far_column(v))
+        return score_gradient<C>(map, grad, this->template pointer<Out>(kMapX, q)[v * this->column_step(kMapX)],
+                                 factors[v]);
+    }
+    if constexpr (C::has(kScoreSlopeOfY))
+      return score_gradient_of_result<C>(map, grad, y, factors[v], lse[v], more[reads_more<C> ? i : 0][v]);
+    else
+      return score_gradient<C>(map, grad, more[reads_more<C> ? i : 0][v], factors[v]);
+  }
+  __device__ bool is_far_column(int v) const {
+    if constexpr (may_be_far<C>) return is_far(lse[v]);
+    return false;
   }
   // Whether that element, of vector q, takes part. If not it has no gradient, which a softmax gives by itself: its
   // result is 0 there, unless the sum of the column is not finite.

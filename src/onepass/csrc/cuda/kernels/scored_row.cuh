@@ -44,16 +44,24 @@ __device__ inline double quarter_slope(const ScoreMap& map, double x, double fac
   return q / ((1 + q) * (1 + q));
 }
 
-// The slope itself, from the result y of a softmax of a half type, because the capped score is log(y) + lse. Where y is
-// 0, so is the gradient. `lse`: that of the row, divided by the softcap.
-__device__ inline float slope_of_result(const ScoreMap& map, float y, float lse) {
-  const float tanh = fmaf(log2_(y), map.per_softcap_f32 * kLn2, lse);
+// The slope itself, from the result y of a softmax of a half type: without a bias, the capped score is log(y) plus the
+// logsumexp of the row. `rest`: the capped score without log(y), divided by the softcap. Where y is 0, so is the
+// gradient.
+__device__ inline float slope_of_result(const ScoreMap& map, float y, float rest) {
+  const float tanh = fmaf(log2_(y), map.per_softcap_f32 * kLn2, rest);
   return max_(fmaf(-tanh, tanh, 1), 0.0f);
 }
+// A bias can make a logsumexp so large that it has not the digits of the capped score. The gradients of such rows read
+// x. Up to here its rounding error is less than that of log(y).
+template <class C>
+constexpr bool may_be_far = C::has(kScoreSlopeOfY) && C::has(kScoreBias);
+__device__ inline bool is_far(float lse) { return abs_(lse) > 1024; }
 
-// Whether a gradient reads x.
+// What the gradient of each element reads beside y and its gradient: x, or the bias.
 template <class C>
 constexpr bool reads_x = C::kIsBackward && C::has(kScoreSoftcap) && !C::has(kScoreSlopeOfY);
+template <class C>
+constexpr bool reads_more = reads_x<C> || may_be_far<C>;
 
 // The score of an element of x that takes part. Arguments for parts that the kernel does not have are ignored.
 template <class C, class T, class A>
@@ -65,15 +73,23 @@ __device__ inline A score_element(const ScoreMap& map, T raw, A factor, A bias, 
   if constexpr (C::has(kScoreAlibi)) s -= slope * abs_(distance);
   return s;
 }
-// The gradient of x from the gradient of its score. With a softcap it depends on the element of x, if that is read, or
-// else on y and `lse` (see slope_of_result). An element that does not take part has the gradient 0, whatever its x is.
+// The gradient of x from the gradient of its score. `x` is used only with a softcap. An element that does not take part
+// has the gradient 0, whatever its x is.
 template <class C, class T, class A>
-__device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor, A y = 0, A lse = 0) {
-  if constexpr (C::has(kScoreSlopeOfY)) return grad * slope_of_result(map, y, lse) * factor;
+__device__ inline A score_gradient(const ScoreMap& map, A grad, T x, A factor) {
   if constexpr (!C::has(kScoreSoftcap)) return factor * grad;
   const A slope = quarter_slope<typename C::Out>(map, A(round_through<typename C::In>(x)), factor);
   constexpr bool kMayHide = C::has(kScoreWindow) || C::has(kScoreMask);
   return (kMayHide && grad == 0 ? grad : grad * slope) * (4 * factor);
+}
+
+// The same without x. `lse`: that of the row. `bias` is used only if there is one.
+template <class C, class T, class A>
+__device__ inline A score_gradient_of_result(const ScoreMap& map, A grad, A y, A factor, A lse,
+                                             [[maybe_unused]] T bias) {
+  A rest = lse * map.per_softcap_f32;
+  if constexpr (C::has(kScoreBias)) rest = fmaf(-A(to_acc(bias)), map.per_softcap_f32, rest);
+  return grad * slope_of_result(map, y, rest) * factor;
 }
 
 // The offsets of a row in each tensor that the kernel reads or writes. Unrolled, they take half of the instructions,
@@ -117,7 +133,7 @@ struct RowOffsets {
            : t == kMapLse   ? C::has(kScoreRow) || C::kIsPointwise || C::has(kScoreSlopeOfY)
            : t == kMapMask  ? C::has(kScoreMask)
            : t == kMapGrad  ? C::kIsBackward
-           : t == kMapX     ? reads_x<C>
+           : t == kMapX     ? reads_x<C> || may_be_far<C>
                             : true;
   }
 };
@@ -221,6 +237,12 @@ struct BesideVector {
  private:
   __device__ uint32_t word(int w) const { return __funnelshift_r(words[w], words[w + 1], first_bit); }
 };
+
+// A vector of what a gradient reads beside y and its gradient.
+template <class C>
+using MoreVector = BesideVector<C, typename Conditional<reads_x<C>, typename C::Out, typename C::Bias>::type>;
+template <class C>
+constexpr BesideAccess more_access = reads_x<C> ? beside_access<C>(kScoreXVectors) : bias_access<C>;
 
 // The operand x of a forward function with scores.
 template <class C>
@@ -390,19 +412,24 @@ template <class C>
 struct PositionalGrad {
   typedef typename C::Acc A;
   typedef typename C::Out Out;
+  typedef typename Conditional<reads_x<C>, Out, typename C::Bias>::type More;
   static constexpr int V = C::kVecSize;
   const ScoreMap* map;
   ScoreWindow<C> window;
-  A factor, lse;  // lse: divided by the softcap
+  A factor, lse;
   const unsigned char* mask;
   Out* result;
   const Out* x;
+  const More* more;  // x or the bias
+  int64_t more_step;
 
   __device__ PositionalGrad(const ScoreMap& map, const RowOffsets<C, true>& at, int64_t n)
       : map(&map), window(map, at.distance, n), factor(factor_of(map, A())) {
+    constexpr MapTensor kMore = reads_x<C> ? kMapX : kMapBias;
     result = at.template pointer<Out>(map, kMapResult);
-    if constexpr (reads_x<C>) x = at.template pointer<const Out>(map, kMapX);
-    if constexpr (C::has(kScoreSlopeOfY)) lse = *at.template pointer<const A>(map, kMapLse) * map.per_softcap_f32;
+    if constexpr (may_be_far<C>) x = at.template pointer<const Out>(map, kMapX);
+    if constexpr (reads_more<C>) more = at.template pointer<const More>(map, kMore), more_step = map.steps[kMore];
+    if constexpr (C::has(kScoreSlopeOfY)) lse = *at.template pointer<const A>(map, kMapLse);
     if constexpr (C::has(kScoreScale)) factor *= *at.template pointer<const A>(map, kMapScale);
     if constexpr (C::has(kScoreMask)) mask = at.template pointer<const unsigned char>(map, kMapMask);
   }
@@ -411,42 +438,42 @@ struct PositionalGrad {
   __device__ bool overlaps(Index at) const {
     return C::has(kScoreWindow) && !C::Grad::kSumsGrad ? window.overlaps((int)at) : true;
   }
-  // The vector of x at element `first` of the row. All its elements belong to the row.
-  __device__ auto load_x(int first) const {
-    typename HalfWords<Out, V>::Type loaded;
-    if constexpr (C::has(kScoreXVectors)) {
-      loaded = *reinterpret_cast<const decltype(loaded)*>(x + first);
-    } else {
-      Out elements[V];
-      unroll<V>([&](int v) { elements[v] = x[first + v]; });
-      memcpy(&loaded, elements, sizeof(elements));
-    }
-    return loaded;
+  // Loads a vector of x or of the bias, at element `first` of the row. If it is not whole, only elements of the row are
+  // read.
+  __device__ void load_more(MoreVector<C>& to, int first, bool is_whole = true) const {
+    constexpr BesideAccess kAccess = more_access<C>;
+    constexpr bool kContiguous = V > 1 && (kAccess == BesideAccess::vectors || kAccess == BesideAccess::words);
+    to.template load<kAccess>(more + (kContiguous ? first : first * more_step), more_step, is_whole,
+                              [&](int v) { return window.has(first + v); });
   }
-  __device__ Out load_x_one(int at) const { return window.has(at) ? x[at] : Out(); }
-  // The same for a vector that begins at any element, of which only elements of the row are read.
-  __device__ void load_x(BesideVector<C, Out>& to, int first, bool is_whole) const {
-    constexpr BesideAccess kAccess = beside_access<C>(kScoreXVectors);
-    to.template load<kAccess>(x + first, 1, is_whole, [&](int v) { return window.has(first + v); });
-  }
+  __device__ More load_more_one(int at) const { return window.has(at) ? more[at * more_step] : More(); }
   // For softmax, elements that do not take part have y = 0, and so no gradient, unless the sum of the row is not
-  // finite.
+  // finite. A row whose logsumexp is far from 0 counts as one that has some.
   __device__ bool has_outsiders(A sum) const {
+    if constexpr (may_be_far<C>) {
+      if (is_far(lse)) return true;
+    }
     if constexpr (C::has(kScoreWindow) || C::has(kScoreMask)) return C::Grad::kSumsGrad || !(abs_(sum) < infinity());
     return false;
   }
-  // The gradient of element `at`, from its result y. `own`: the element of x.
+  // The gradient of element `at`, from its result y. `own`: the element of x or of the bias.
   template <bool HasOutsiders>
-  __device__ A backward(A grad, A y, int at, Out own) const {
+  __device__ A backward(A grad, A y, int at, More own) const {
     if constexpr (HasOutsiders) {
       if (!takes_part(at)) return 0;
+      if constexpr (may_be_far<C>) {
+        if (is_far(lse)) return score_gradient<C>(*map, grad, x[at], factor);
+      }
     }
-    return score_gradient<C>(*map, grad, own, factor, y, lse);
+    if constexpr (C::has(kScoreSlopeOfY))
+      return score_gradient_of_result<C>(*map, grad, y, factor, lse, own);
+    else
+      return score_gradient<C>(*map, grad, own, factor);
   }
   template <bool HasOutsiders>
   __device__ A backward(A grad, A y, int at) const {
-    if constexpr (reads_x<C>) return backward<HasOutsiders>(grad, y, at, load_x_one(at));
-    return backward<HasOutsiders>(grad, y, at, Out());
+    if constexpr (reads_more<C>) return backward<HasOutsiders>(grad, y, at, load_more_one(at));
+    return backward<HasOutsiders>(grad, y, at, More());
   }
 
   __device__ bool takes_part(int at) const {
