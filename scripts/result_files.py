@@ -17,7 +17,7 @@ FILES = {
     "columns": "columns-h200-2026-11-30.json",
     "losses": "losses-h200-2026-11-27.json",
     "losses-compile": "losses-compile-h200-2026-11-29.json",
-    "scores": "scores-h200-2026-11-29.json",
+    "scores": "scores-h200-2026-12-01.json",
     "backward": "backward-h200-2026-11-22.json",
     "gallery-seeds": "seeds-gallery-h200-2026-11-24.json",
     "gallery-powers": "powers-gallery-h200-2026-11-28.json",
@@ -44,7 +44,7 @@ OLDER = " (older code)"
 # The files of random shapes, one for each seed.
 RANDOM = [f"random-{seed}-h200-2026-11-26.json" for seed in range(1000, 1005)]
 RANDOM_COLUMNS = [f"random-columns-{seed}-h200-2026-11-30.json" for seed in range(1000, 1005)]  # newer, of two classes
-RANDOM_SCORES = ("scores-random-h200-2026-11-30.json", "scores-other-dims-h200-2026-11-30.json")
+RANDOM_SCORES = ("scores-random-h200-2026-12-01.json",)
 # The four lines of the README's table.
 HEADLINES = (
     ("lengths", None, None),

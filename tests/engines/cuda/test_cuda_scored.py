@@ -467,7 +467,8 @@ def test_rows_of_any_length_on_a_gpu(dtype, n):
 @pytest.mark.parametrize("dtype", [F32, BF16, F16, F64], ids=str)
 def test_columns_of_any_size_on_a_gpu(dtype, size):
     """Also of dims that lie in another order in memory."""
-    for parts, place in zip(PARTS.values(), (torch.clone, inner, inner, transposed), strict=True):
+    places = torch.clone, inner, inner, transposed, torch.clone, inner
+    for parts, place in zip(PARTS.values(), places, strict=True):
         check_on_a_gpu(drawn(dtype, (2, *size), parts, sum(size)), 1, place, True)
 
 
