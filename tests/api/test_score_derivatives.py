@@ -13,6 +13,7 @@ from lib import support
 from lib.modes import Operators
 from lib.scored import CASES, F32, F64, SHAPE, defined, half_true, options_of, positive, tensors_of, unbatched
 from lib.support import DTYPES, accumulator, every_softmax, maker, ours, thin_tuples
+from onepass import score_gradients, scored
 
 DERIVED = {  # small ones, each with all of its tensors
     "scale": ((2, 3, 4), -1, lambda r: {"scale": positive(r(3, 1))}),
@@ -169,6 +170,24 @@ def test_gradients_of_each_dtype(function, case, dtype, engine, device):
         torch.testing.assert_close(
             one.double()[good], other[good], rtol=4 * eps, atol=limit, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@unbatched
+@pytest.mark.parametrize("case", ["softcap", "all"])
+def test_a_logsumexp_that_is_kept_for_a_softcap(monkeypatch, case):
+    """Where the slope is computed from the result, as on a GPU in half types, all derivatives and transforms are as
+    elsewhere. (The CPU's kernel reads x all the same.)"""
+    kept = []
+
+    def caps(x: Tensor, side: Any, spec: Any, scores: Any) -> bool:
+        kept.append(scores.softcap > 0 and spec.function == "softmax")
+        return kept[-1]
+
+    for module in (scored, score_gradients):
+        monkeypatch.setattr(module, "caps_from_result", caps)
+    for check in (test_derivatives, test_transforms, test_batches_of_any_of_the_tensors):
+        check("softmax", case, "auto", "cpu")
+    assert any(kept)
 
 
 @every_softmax

@@ -151,6 +151,7 @@ def test_the_table_of_exchanges() -> None:
     assert show_exchanges([row(suite="models")]) == []
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_transcript(
     small: None, fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

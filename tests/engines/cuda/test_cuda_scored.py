@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from emulator import missing
+from lib.drawn_scores import TOLERANCE, assert_close, drawn, inner, window_of
 from lib.kernels import read_usage
 from lib.plan_tables import BF16, F16, F32, F64, Access, Plan, Tier
 from lib.support import maker, slow, thin_product
 from onepass import native, scored
-from onepass.scored import LEAST_FROM_RESULT
 from onepass.scores import Scores, SideTensors
 from onepass.validation import Spec
 
 emulated = pytest.mark.skipif(bool(missing()), reason=missing())
-TOLERANCE = {F32: 2e-5, BF16: 1e-2, F16: 2e-3, F64: 1e-12}
 ROWS = (2, 3)  # heads and queries
 FORCED = {  # of rows of 37 elements, and of 36, which are whole vectors
     "warp": (BF16, 37, Plan(Tier.WARP, 4, 32, 16, 8, 1, 0, Access.PREDICATED)),
@@ -52,42 +51,6 @@ def of_each(ways: dict[str, Any], *quick: str) -> list[Any]:
     """Each of the ways with each of the PARTS. All but one case of each of the `quick` ways are slow."""
     cases = [(name, parts, k % len(PARTS) == m) for k, name in enumerate(ways) for m, parts in enumerate(PARTS)]
     return [(name, parts) if name in quick and is_one else slow(name, parts) for name, parts, is_one in cases]
-
-
-def inner(t: Tensor) -> Tensor:
-    """The same amid other elements, from an odd one on."""
-    whole = torch.zeros(t.numel() + 3, dtype=t.dtype)
-    whole[1:-2] = t.flatten()
-    return whole[1:-2].view(t.shape)
-
-
-def drawn(
-    dtype: torch.dtype, shape: tuple[int, int, int], parts: set[str], seed: int
-) -> tuple[Tensor, SideTensors, Scores]:
-    """A call; the tensors beside the input begin at odd elements."""
-    make = maker(dtype, seed=seed)
-    wide = F64 if dtype is F64 else F32
-    x = make(*shape) * (3 if "high softcap" in parts else 2)
-    outer, lines, n = shape
-    side = SideTensors(
-        inner(make(outer, 1, 1).to(wide).abs() + 0.5) if "scale" in parts else None,
-        inner(make(1, lines, n)) if "bias" in parts else make(n, lines).t() if "bias transposed" in parts else None,
-        make(outer).to(wide).abs() / 10 if "alibi" in parts else None,
-        inner(make(outer, 1, 1).to(wide)) if "sink" in parts else None,
-        inner(make(lines, n) > -0.5)
-        if "mask" in parts
-        else make(outer, lines, 1) > 0
-        if "mask of rows" in parts
-        else None,
-    )
-    window = (5, 4, 6) if "window" in parts else (None, None, None)
-    factor = -0.7 if "factor" in parts else 1.0
-    softcap = 2.0 if "softcap" in parts else LEAST_FROM_RESULT if "high softcap" in parts else 0.0
-    return x, side, Scores(factor, softcap, -math.inf, *window, "empty" in parts)
-
-
-def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got.double(), want.to(dtype).double(), equal_nan=True, rtol=TOLERANCE[dtype], atol=1e-3)
 
 
 COLUMNS = {  # n elements of columns of which `inner` lie side by side
@@ -157,8 +120,8 @@ def test_columns_keep_their_plan(emulator):
     tensors would not fit, and need no other kernel the second time."""
     for round_of_calls in range(2):
         before = len(emulator.kernels_run)
-        for parts, inner in (("number", 33), ("bias", 33), ("number", 64)):
-            solve_in_emulator(emulator, drawn(BF16, (2, 9, inner), PARTS[parts], 3), 1, parts)
+        for parts, size in (("number", 33), ("bias", 33), ("number", 64)):
+            solve_in_emulator(emulator, drawn(BF16, (2, 9, size), PARTS[parts], 3), 1, parts)
         assert bool(emulator.kernels_run[before:]) == (round_of_calls == 0)
 
 
@@ -212,7 +175,7 @@ def solve_in_emulator(
     if side.sink is not None or parts in FROM_RESULT:
         tensors["lse"] = torch.empty(want_lse.shape, dtype=own)
     numbers = scores.factor, scores.softcap, scores.sink
-    rest = spec.dims, numbers, _window(scores, x), scores.empty_is_zero
+    rest = spec.dims, numbers, window_of(scores, x), scores.empty_is_zero
     emulator.scored(spec.function, {"input": x, "result": y, **tensors}, *rest, plan)
     assert_close(y, want, dtype)
     if "lse" in tensors:
@@ -261,7 +224,7 @@ def test_the_gradient_of_a_shared_bias_in_the_emulator(emulator, name, parts, fu
     tensors = {key: t for key, t in zip(names, scored._kernel_tensors(y, side, wide), strict=True) if t is not None}
     tensors |= {"input": y, "grad": g, "result": dx, "bias": sums[0]} | ({"of_cap": x} if scores.softcap else {})
     numbers = scores.factor, scores.softcap, scores.sink
-    emulator.scored(function, tensors, [2], numbers, _window(scores, x), bias_parts=count)
+    emulator.scored(function, tensors, [2], numbers, window_of(scores, x), bias_parts=count)
     wide_x = x.double() if scores.softcap else None
     want = scored.backward_arithmetic(g.double(), y.double(), wide_x, double, spec, scores)
     assert_close(dx, want, dtype)
@@ -303,7 +266,7 @@ def test_the_gradient_of_logsumexp_in_the_emulator(emulator, parts, place):
     tensors |= {"input": x, "grad": g.expand(x.shape), "lse": lse.expand(x.shape), "result": dx, "sink": None}
     tensors = {name: t for name, t in tensors.items() if t is not None}
     numbers = scores.factor, scores.softcap, scores.sink
-    call = "logsumexp", tensors, dims, numbers, _window(scores, x), scores.empty_is_zero
+    call = "logsumexp", tensors, dims, numbers, window_of(scores, x), scores.empty_is_zero
     emulator.scored(*call, of_scores=of_scores)
     want = scored.logsumexp_backward_arithmetic(g.double(), lse.double(), of_scores, x.double(), double, spec, scores)
     assert_close(dx, want, dtype)
@@ -329,71 +292,6 @@ def test_what_is_masked_out_has_no_gradient(emulator, special):
 
 @emulated
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("way", ["rows", "columns", "bias"])
-def test_a_softcap_asks_no_input_that_is_masked_out(emulator, way, dtype):
-    """A NaN or an infinity there has the gradient 0, and so has a key after the query."""
-    sizes, dims = {"rows": ((3, 5, 40), [2]), "columns": ((3, 9, 40), [1]), "bias": ((3, 5, 264), [2])}[way]
-    x, mask = maker(dtype, seed=3)(*sizes), torch.rand(sizes[1:]) > 0.3
-    mask[0] = True
-    scores = Scores(0.5, 2.0, -math.inf, None, 0, 2)
-    side, spec = SideTensors(mask=mask), Spec("softmax", dims, F64)
-    y = scored.forward_arithmetic(x.double(), side, spec, scores)[0].to(dtype)
-    hidden = y == 0
-    x = torch.where(hidden, torch.tensor([math.nan, math.inf]).to(dtype)[torch.arange(x.numel()).view(sizes) % 2], x)
-    g, dx = maker(dtype, seed=9)(*sizes), torch.empty_like(x)
-    want = scored.backward_arithmetic(g.double(), y.double(), x.double().nan_to_num(0, 0, 0), side, spec, scores)
-    tensors = {"input": y, "grad": g, "result": dx, "mask": mask, "of_cap": x}
-    if way == "bias":
-        tensors["bias"] = torch.empty(1, *sizes[1:], dtype=dtype)
-    emulator.scored("softmax", tensors, dims, (0.5, 2.0, -math.inf), _window(scores, x), bias_parts=way == "bias")
-    assert hidden.any()
-    assert not dx[hidden].any()
-    assert_close(dx, want, dtype)
-
-
-@emulated
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("cap", [LEAST_FROM_RESULT, 50.0])
-@pytest.mark.parametrize("way", ["rows", "columns"])
-def test_the_slope_of_a_softcap_from_results(emulator, way, cap, dtype):
-    """Its error is at most 1 / (128 softcap), up to where the cap is reached; nothing is NaN where a result is 0."""
-    x = (torch.rand(3, 40, 40, generator=torch.Generator().manual_seed(3)) * 4 - 2).to(dtype) * cap
-    g, y, dx, lse = maker(dtype, seed=9)(*x.shape), torch.empty_like(x), torch.empty_like(x), torch.empty(3, 40, 1)
-    dims, lse = ([2], lse) if way == "rows" else ([1], lse.view(3, 1, 40))
-    numbers = (1.0, cap, -math.inf)
-    emulator.scored("softmax", {"input": x, "result": y, "lse": lse}, dims, numbers)
-    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "lse": lse, "of_cap": x}, dims, numbers)
-    spec, scores = Spec("softmax", dims, F64), Scores(1.0, cap, -math.inf, None, None, None)
-    given = g.double(), y.double(), x.double(), SideTensors(), spec
-    want, of_score = (scored.backward_arithmetic(*given, scores._replace(softcap=c)) for c in (cap, 0.0))
-    assert (y == 0).any() or cap < 50
-    rounding = torch.finfo(dtype).eps / 2 * want.abs() + (1e-7 if dtype is F16 else 1e-37)
-    assert ((dx - want).abs() <= 1.01 * rounding + 1.01 * of_score.abs() / (128 * cap)).all()
-
-
-@emulated
-@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize(("sizes", "dim"), [((3, 5, 264), 2), ((3, 50, 21), 2), ((3, 40, 33), 1)], ids=str)
-def test_rows_of_a_large_bias_read_x(emulator, sizes, dim, dtype):
-    """As that of a row of padding, to which a bias added the least number: its logsumexp has no digit of a score."""
-    x, side, scores = drawn(dtype, sizes, {"high softcap", "bias", "mask"}, 3)
-    of_rows = side.bias.transpose(dim, 2)[0]
-    of_rows[0], of_rows[1], of_rows[2] = torch.finfo(dtype).min, -3000, 800
-    double = SideTensors(*(None if t is None else t.double() for t in side[:-1]), side.mask)
-    spec, y, g, dx = Spec("softmax", [dim], F64), torch.empty_like(x), maker(dtype, seed=9)(*sizes), torch.empty_like(x)
-    lse = torch.empty([1 if d == dim else n for d, n in enumerate(sizes)])
-    call = [dim], (1.0, scores.softcap, -math.inf)
-    tensors = {"bias": side.bias, "mask": side.mask, "lse": lse}
-    emulator.scored("softmax", {"input": x, "result": y, **tensors}, *call)
-    emulator.scored("softmax", {"input": y, "grad": g, "result": dx, "of_cap": x, **tensors}, *call)
-    want = scored.backward_arithmetic(g.double(), y.double(), x.double(), double, spec, scores)
-    assert_close(dx, want, dtype)
-    exact = lse.transpose(dim, 2).squeeze(2)[:, :3].abs() > 1024
-    assert exact.tolist() == [[True, True, False]] * 3
-
-
-@emulated
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("sizes", [(3, 9, 40), (60, 2, 171), (4, 300, 17)], ids=str)
 def test_one_sink_for_all_columns(emulator, sizes, dtype):
     """A tensor with a single number, and one with a number for each slice, all alike."""
@@ -406,12 +304,6 @@ def test_one_sink_for_all_columns(emulator, sizes, dtype):
     want, _ = scored.forward_arithmetic(x.double(), SideTensors(sink=sink.double()), Spec("softmax", [1], F64), scores)
     assert_close(results[0], want, dtype)
     assert torch.equal(*results)
-
-
-def _window(scores: Scores, x: Tensor) -> tuple[int, int, int]:
-    offset = x.size(-1) - x.size(-2) if scores.offset is None else scores.offset
-    least = -(2**63) if scores.left is None else -scores.left
-    return least, 2**63 - 1 if scores.right is None else scores.right, offset
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, Any, tuple[int, ...], list[int]]] = {
     "pieces": ("softmax", F32, (), [2050 + 61 * k for k in range(20)] + [9, 20000, 0] + 3 * [2300]),
     "pieces of heads": ("softmax", BF16, (8,), [700, 90, 9000, 0, 2100]),
 }
-QUICK = ("short", "long", "as long as a tile")
+QUICK = ("short", "long")
 
 
 def expected(function: str, scores: Tensor, lengths: list[int], order: Tensor | None) -> Tensor:
@@ -121,7 +121,7 @@ def test_scores_of_long_segments_that_are_not_small(emulator, scores, dtype, fun
     torch.testing.assert_close(y.double(), want, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.parametrize(("device", "threads"), [(LARGE, 256), (LITTLE, 128)])
+@pytest.mark.parametrize(("device", "threads"), [(LARGE, 256), slow(LITTLE, 128)])
 def test_tiles_have_as_many_heads_as_shared_memory_takes(device, threads):
     emulator = Emulator()  # which has loaded no kernel yet
     solve(emulator, "wide", has_more=False, device=device)
