@@ -274,10 +274,7 @@ struct ScoredForward {
         } else {
           write_wide_scores(columns, together, first, last, across);
         }
-        if (sinks && first == 0) {
-          A* const behind = std::fill_n(t + count * across, across, -kInf<A>);
-          write_sinks(columns, behind - across);
-        }
+        if (sinks && first == 0) write_sink_step(columns, t + count * across, across);
         tile.shape = {1, count + (first == 0 ? sinks : 0), across / L};
         return count;
       };
@@ -322,6 +319,16 @@ struct ScoredForward {
   }
   static int64_t tile_depth(int64_t across) {
     return kScratch * int64_t(sizeof(float)) / int64_t(sizeof(A)) / across - 1;
+  }
+  // Writes the sinks of the columns of a tile, and -inf behind them, in whole vectors.
+  void write_sink_step(const ScoredRun& columns, A* to, int64_t across) const {
+    const bool is_same = !p.has(kSink) || columns.step[kSink] == 0;
+    const Vector all = broadcast_as(is_same ? sink(columns.origin) : -kInf<A>), none = broadcast_as(-kInf<A>);
+    for (int64_t i = 0; i < across; i += L) {
+      const int64_t lanes = columns.count - i;
+      store_as(to + i, lanes >= L ? all : lanes > 0 ? keep_lanes(all, lanes, -kInf<A>) : none);
+    }
+    if (!is_same) write_sinks(columns, to);
   }
   // Writes the sinks of rows one after another.
   void write_sinks(const ScoredRun& those, A* to) const {

@@ -174,13 +174,13 @@ struct ScaleOperand {
   }
 };
 
-// Whether x, bias and mask of a run are contiguous, and all other operands are one number. Then most of the steps to a
-// score can be left out.
+// Whether x and bias of a run are contiguous, its mask is contiguous or one value, and all other operands are one
+// number. Then most of the steps to a score can be left out.
 inline bool is_plain(const ScoredProblem& p, const int64_t* step) {
   const auto at_most = [&](ScoredTensor tensor, int64_t most) { return !p.has(tensor) || step[tensor] == most; };
   const bool rounds = !p.is_backward() && size_of(p.out) == 2 && p.in != p.out;
   return step[kInput] == 1 && p.softcap == 0 && !rounds && at_most(kScale, 0) && at_most(kAlibi, 0) &&
-         at_most(kBias, 1) && at_most(kMask, 1);
+         at_most(kBias, 1) && (at_most(kMask, 1) || at_most(kMask, 0));
 }
 
 // Loads the scores of a run, whose elements are of type X, as numbers of type A. For kPlain see is_plain.
@@ -201,7 +201,8 @@ struct ScoreLoader {
   int64_t distance;     // the distance of the first element
   Vector distances[4];  // distances of the elements of four vectors from that of the first element
 
-  ScoreLoader(const ScoredRows& rows, const ScoredRun& run)
+  // `asks_mask`: whether elements that the mask hides become -inf here.
+  ScoreLoader(const ScoredRows& rows, const ScoredRun& run, bool asks_mask = true)
       : p(rows.p),
         run(run),
         x(rows.data<const X>(kInput, run)),
@@ -209,7 +210,7 @@ struct ScoreLoader {
         scale(p.factor, scales, run.step[kScale]),
         slopes(p.has(kAlibi) ? rows.data<const A>(kAlibi, run) : nullptr),
         bias(rows, run, kBias, p.bias_type),
-        mask(p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
+        mask(asks_mask && p.has(kMask) ? rows.data<const uint8_t>(kMask, run) : nullptr),
         cap(A(p.softcap)),
         uncap(1 / cap),
         rounds(!p.is_backward() && size_of(p.out) == 2 && p.in != p.out),
@@ -295,20 +296,23 @@ ONEPASS_INLINE V<A> write_part_scores(const Scores& scores, int64_t i, int64_t l
 template <class A, class X, bool kPlain>
 __attribute__((noinline)) V<A> write_runs_of(const ScoredRows& rows, const ScoredRun& run, int64_t runs,
                                              const int64_t* apart, A* to, int64_t pitch) {
-  ScoreLoader<A, X, kPlain> scores(rows, run);
-  const bool has_window = rows.p.has_window();
+  const bool has_window = rows.p.has_window(), has_one_mask = rows.p.has(kMask) && run.step[kMask] == 0;
+  const uint8_t* of_run = has_one_mask ? rows.data<const uint8_t>(kMask, run) : nullptr;
+  ScoreLoader<A, X, kPlain> scores(rows, run, !has_one_mask);
   const bool fetches = runs > 1 && run.step[kInput] == 1 && apart[kInput] != run.count;
   V<A> most = broadcast_as(-kInf<A>);
   while (true) {
     Span in = {0, run.count};
     if (fetches) scores.fetch(apart);
-    if (has_window) {
-      in = rows.inside(scores.distance, run.step[kDistance], run.count);
+    const bool is_hidden = of_run && !*of_run;
+    if (has_window || is_hidden) {
+      in = is_hidden ? Span{0, 0} : rows.inside(scores.distance, run.step[kDistance], run.count);
       for (int64_t i = 0; i < run.count; i += kLanes<A>) store_as(to + i, broadcast_as(-kInf<A>));
     }
     if (in.first < in.last) most = max_as(write_part_scores(scores, in.first, in.last, to), most);
     if (--runs == 0) return most;
     to += pitch, scores.next(apart);
+    if (of_run) of_run += apart[kMask];
   }
 }
 
