@@ -136,6 +136,7 @@ def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
     assert native.status("cache") == str(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_processes_at_once_share_it(cache, start):
     answers = start(count=2)
     assert set(answers) <= {"1 0 True", "0 1 False"}, answers

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import onepass
 from emulator import Emulator, missing
+from lib.support import slow
 from onepass import item_route
 from onepass.item_route import CHUNK, Route, moves, route_of, routed_call
 from onepass.segment_arithmetic import SegmentSpec
@@ -122,7 +123,7 @@ def test_which_items_move():
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [slow(torch.float16), torch.float32, slow(torch.float64)])
 def test_the_kernel_of_moves(dtype):
     emulator = Emulator()
     items = 2 * CHUNK + 1001

@@ -79,7 +79,7 @@ MANY = [1, 3, 8, 33, 64, 100, 300, 1000, 5000]  # 13 kernels
 @pytest.mark.parametrize(
     ("options", "executable"),
     [
-        ({"functions": ["logsumexp"], "dtypes": [F32], "lengths": MANY}, sys.executable),
+        slow({"functions": ["logsumexp"], "dtypes": [F32], "lengths": MANY}, sys.executable),
         slow({"functions": ["logsumexp"], "dtypes": [F32], "lengths": MANY}, "/bin/false"),
         slow(
             {"functions": ["softmax"], "dtypes": [BF16], "lengths": [3, 50257, 100003], "backward": True},

@@ -227,7 +227,7 @@ def test_headers_compile_by_themselves(header):
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["90", *map(slow, ("80", "100", "120"))])
-@pytest.mark.parametrize("source", [slow("rows"), "staged", slow("columns"), "merge", "total"])
+@pytest.mark.parametrize("source", [slow("rows"), slow("staged"), slow("columns"), "merge", "total"])
 def test_losses_compile(source, arch):
     """A plain cross-entropy, one with all that it takes, and all terms."""
     each = (("bfloat16_t", 131), ("float", 495), ("double", 63))

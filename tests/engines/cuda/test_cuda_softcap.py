@@ -85,7 +85,7 @@ def test_rows_of_a_large_bias_read_x(emulator, of, dtype):
 @emulated
 @pytest.mark.parametrize("side", ["", "mask", "bias"])
 def test_a_warm_up_has_the_kernels_of_softcaps(emulator, side):
-    """Those of the forward that autograd records, and of its gradient, from the result."""
+    """Its list has the forward that autograd records, and its gradient from the result."""
     x, lse = maker(BF16, seed=3)(4, 6, 264), torch.empty(4, 6, 1)
     beside = {"mask": torch.rand(6, 264) > 0.3, "bias": maker(BF16, seed=4)(6, 264)}
     tensors = {"lse": lse, **({side: beside[side]} if side else {})}
