@@ -215,6 +215,12 @@ Problem plain_columns(const ScoredProblem& problem) {
   return plain;
 }
 
+// What the plan of scored columns depends on beside the columns: whether x of a softcap is read, and another tensor.
+bool reads_x(const ScoredProblem& problem) { return problem.has(kOfCap) && !problem.has_slope_of_result(); }
+bool reads_beside(const ScoredProblem& problem) {
+  return problem.has(kBias) || (problem.has(kMask) && !problem.is_backward());
+}
+
 CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const Gpu& gpu) {
   ColumnView view = column_view(plain);
   // If slices are small and their lines do not fill a warp, threads take columns of several slices.
@@ -223,9 +229,11 @@ CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const 
              is_short = is_tiny && view.slices() > 1;
   if (view.is_scattered || (is_short && !view.slices_follow) || !view.tile) view = column_view(plain, true);
   // Once x is in shared memory, other tensors are read element by element (24 shapes, H200, 2026-11-29).
-  const bool reads_x = problem.has(kOfCap) && !problem.has_slope_of_result();
-  const bool reads_beside = problem.has(kBias) || (problem.has(kMask) && !problem.is_backward());
-  const double of_staged = is_short ? 100 : reads_x ? 0.25 : reads_beside ? 0.4 : problem.is_backward() ? 0.75 : 0.9;
+  const double of_staged = is_short                ? 100
+                           : reads_x(problem)      ? 0.25
+                           : reads_beside(problem) ? 0.4
+                           : problem.is_backward() ? 0.75
+                                                   : 0.9;
   return column_planner(view, gpu, plain, true).plan_of_scores(of_staged);
 }
 
@@ -234,8 +242,7 @@ CudaPlan plan_columns(const ScoredProblem& problem, const Problem& plain, const 
 CudaPlan find_column_plan(const ScoredProblem& problem, const Problem& plain, int device, const Gpu& gpu) {
   if (DryRun::running) return plan_columns(problem, plain, gpu);  // perhaps for another GPU
   thread_local LaunchCache<LaunchKey, CudaPlan> plans;
-  const unsigned scores = problem.has(kOfCap) << 3 | problem.has_slope_of_result() << 2 |
-                          (problem.has(kBias) || problem.has(kMask)) << 1 | (gpu.cooperative != 0);
+  const unsigned scores = reads_x(problem) << 2 | reads_beside(problem) << 1 | (gpu.cooperative != 0);
   const LaunchKey key(plain, device, batch_invariant(), tables_version.load(std::memory_order_acquire), scores);
   const CudaPlan* const found = plans.find(key);
   return found ? *found : plans.put(key, plan_columns(problem, plain, gpu));
